@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from .._checks import named
+from .._checks import flags_of, named
 from .._errors import DtypeError, ShapeError
 from .._graph.graph import ETraceGraph
+from .._graph.traced_model import Batch
 from .._jax import Var, holds_tracers, is_tracer, leaves_of, own_copy, to_array
 from .._typing import PyTree
 
@@ -234,6 +235,33 @@ def weights_of(mask: ArrayLike, steps: int) -> jax.Array:
             "of the samples in `step_fn`."
         )
     return weights
+
+
+def check_flags(name: str, value: Any, batch: Batch, steps: int | None = None) -> jax.Array:
+    """Return reset flags, one for all samples or one for each, possibly of several steps.
+
+    Parameters
+    ----------
+    name, value
+        The argument of the user.
+    steps
+        Length of the sequence; ``None``: there is no time axis.
+
+    Raises
+    ------
+    ShapeError
+        If the flags are not boolean, or have another shape.
+    """
+    time = () if steps is None else (steps,)
+    shapes = f"{time}, or {(*time, 'batch')} to reset samples one by one".replace("'", "")
+    flags = flags_of(
+        name, value, shapes, lambda f: f.shape[: len(time)] == time and f.ndim <= len(time) + 1
+    )
+    if flags.ndim == len(time):
+        return flags
+    given = f"`{name}` has shape {flags.shape}, with one flag per sample"
+    batch.check(given, flags.shape[-1])
+    return flags[..., 0] if batch.samples == 1 else flags
 
 
 # --- cache keys of the user's functions

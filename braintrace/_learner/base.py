@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import brainstate
 import jax
+import jax.numpy as jnp
 
 from .. import _model
 from .._brainstate import ConstructorSignature, Hidden, hold, is_watched
 from .._checks import check_model
 from .._compiler import CompilerOptions, compile_model
 from .._core import traces as core_traces
+from .._core.sites import flags_along
 from .._core.steps import Inputs
 from .._core.windows import single_step
 from .._ended import missing
@@ -23,7 +26,7 @@ from .._from_function import gradients_for
 from .._graph.graph import ETraceGraph
 from .._graph.method import TraceMethod, Traces
 from .._jax import strongly_typed
-from .._model import InitialFunction, States
+from .._model import InitialFunction, States, Values
 from .._typing import Path, PyTree, path_name
 from ..sharding import DataAxis, Placement, placement_of
 from .arguments import example_arguments
@@ -351,6 +354,28 @@ class BaseLearner(brainstate.nn.Module):
         leaves = self.graph.traced.filters
         every = fresh | dict(zip((leaf.path for leaf in leaves), starts_of(leaves), strict=True))
         return {path: every[path] for path in self.short_term_states}
+
+    def reset_values(self, now: Values, initial: Values, flags: jax.Array) -> Values:
+        """Return values of States in which some samples, or all, are at the start of a sequence."""
+
+        def of_state(path: Path) -> Any:
+            axes = iter(self.graph.batch.axes.get(path, itertools.repeat(None)))
+
+            def of_leaf(old: jax.Array, new: jax.Array) -> jax.Array:
+                mixed = jnp.where(flags_along(next(axes), flags, old.ndim), new, old)
+                # Random keys have no `astype`.
+                return mixed if mixed.dtype == old.dtype else mixed.astype(old.dtype)
+
+            return jax.tree.map(of_leaf, now[path], initial[path])
+
+        return {path: of_state(path) for path in now}
+
+    def reset_samples(self, initial: list[PyTree], flags: jax.Array) -> None:
+        """Reset some samples of the model's States, or all, to initial values in their order."""
+        states = self.short_term_states
+        fresh = dict(zip(states, initial, strict=True))
+        now = _model.values_by_path(states)
+        _model.write_by_path(states, self.reset_values(now, fresh, flags))
 
     # --- traces
 

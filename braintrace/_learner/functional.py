@@ -43,7 +43,6 @@ from .program import (
     Program,
     Result,
 )
-from .resets import check_flags, reset_values
 from .state import LearnerState, Places, states_in
 from .traces import Form, Zero, is_settled, settled
 
@@ -106,7 +105,8 @@ def find_program(
     if mask is not None:
         mask = own_arguments.weights_of(mask, steps)
     if flags is not None:
-        flags, fresh = check_flags("reset", flags, learner, steps), initial()
+        batch, fresh = learner.graph.batch, initial()
+        flags = own_arguments.check_flags("reset", flags, batch, steps)
     arguments = Arguments(sequences, mask, flags, fresh)
     rest = (
         None if options.optimizer is None else learner.held_optimizer.begun.value[1],
@@ -388,8 +388,8 @@ class FunctionalLearner:
         state, fresh = self._initial(state)
         if where is not None:
             now = {path: state.hidden[path] for path in fresh}
-            flags = check_flags("where", where, learner)
-            fresh = reset_values(learner.graph.batch, now, fresh, flags)
+            flags = own_arguments.check_flags("where", where, learner.graph.batch)
+            fresh = learner.reset_values(now, fresh, flags)
             traces: Form = learner.compiled.reset(self._arrays(state), flags)
         else:
             traces = learner.traces_at_start(lambda: self._arrays(state))

@@ -33,13 +33,12 @@ from .._jax_kernels import without_derivative
 from .._jaxpr.program import program_of
 from .._model import add_to_states
 from .._rules.d_rtrl import ParameterTraces
-from .._typing import PyTree
+from .._typing import PyTree, path_name
 from . import chunks, user_step
 from .arguments import Options
 from .base import BaseLearner
 from .chunks import Chunks, over_chunks, steps_of
 from .program import Arguments, Program, Result
-from .resets import check_fixed_weights, reset_states
 from .traces import Deferred
 
 NO_DERIVATIVE = (
@@ -107,7 +106,7 @@ class SequenceGradient(Program):
         self._count = len(parameters)
         super().__init__(learner, step.states, step.is_written)
         if graph.held_paths:
-            check_fixed_weights(learner, self.written, flags is not None)
+            _check_fixed_weights(learner, self.written, flags is not None)
         fixed = Fixed([state.value for state in step.states], *constants)
         asked = self._has_mask, self._passes, self._linear is not None
         self._runner = chunk_runner(step, self._values(fixed), slices, *asked)
@@ -147,7 +146,7 @@ class SequenceGradient(Program):
         """
         (weights, initial), (slices, reset), graph = constants, inputs, self._graph
         if reset is not None:
-            reset_states(self._learner, initial, reset)
+            self._learner.reset_samples(initial, reset)
 
         if probes is not None and reset is not None:
             probes = sites.probes_after_reset(graph, probes, reset)
@@ -435,3 +434,18 @@ class SequenceGradient(Program):
     def _records(self, residuals: SourceValues) -> Records:
         records: Records = self._runner.records(residuals)
         return records if self.placement is None else self.placement.records(records)
+
+
+def _check_fixed_weights(learner: BaseLearner, written: list[Any], resets: bool) -> None:
+    """Refuse a sequence in which the step, or a reset, changes the weight of an ETP operation."""
+    ids = set(map(id, written))
+    paths = {path for path, state in learner.states_of_step.items() if id(state) in ids}
+    for key, own in learner.graph.held_paths.items():
+        for path in paths.intersection(own):
+            is_fresh = resets and path in learner.short_term_states
+            raise OptionError(
+                f"The weight of '{key}' is computed from State '{path_name(path)}', which "
+                f"{'`reset` initialises' if is_fresh else '`step_fn` writes'}. Weights are fixed "
+                "within a sequence: change it between the calls or in the `update_fn` of "
+                "`etrace_online`, or make it a `brainstate.LongTermState`, which a reset keeps."
+            )

@@ -7,20 +7,23 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+import jax
+
+from .._brainstate import initialise, is_lost, is_watched
 from .._compiler import publish
 from .._core.traces import size_in_bytes
-from .._errors import NotPicklableError, OptionError, ShapeError
+from .._errors import NotPicklableError, OptionError, ShapeError, in_words
 from .._graph.graph import report_of
 from .._graph.report import Diagnostic, Report
+from .._model import values_by_path, write_by_path
 from .._rules import eligibility_of
 from .._tables import in_bytes
 from .._typing import Path, PyTree, path_name
 from . import sequences
-from .arguments import first_step
+from .arguments import check_flags, first_step
 from .base import BaseLearner
 from .functional import FunctionalLearner, rows_of, run_call
 from .optimizer import notice_all
-from .resets import reset_state
 from .user_step import INTERCEPTORS
 
 if TYPE_CHECKING:
@@ -94,7 +97,6 @@ class Learner(BaseLearner):
     etrace_online = sequences.etrace_online
     etrace_evolve = sequences.etrace_evolve
     predict = sequences.predict
-    reset_state = reset_state
 
     def compile_graph(self, *arguments: Any, batch_size: int | None = None) -> None:
         """Analyse the model and allocate zero traces.
@@ -135,6 +137,71 @@ class Learner(BaseLearner):
         """
         interceptor = INTERCEPTORS.get().get(id(self))
         return run_call(self, arguments) if interceptor is None else interceptor(*arguments)
+
+    def reset_state(
+        self, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
+    ) -> None:
+        """Start a new sequence: reset states to their initial values, and traces to zero.
+
+        You can call it in your own loop (also inside ``brainstate.transform.jit``, ``for_loop`` and
+        ``cond``), and between calls of a learner.
+
+        Parameters
+        ----------
+        batch_size
+            Argument of the model's ``init_state``; ``None``: the current size of the states. A new
+            size compiles the model again.
+        where
+            Booleans ``(batch,)``: the samples that are reset. Other samples continue. States
+            without a batch axis continue unless all flags are set. ``None``: all samples.
+        **kwargs
+            Other arguments of ``init_state``, which brainstate passes to every module.
+
+        Raises
+        ------
+        ShapeError
+            If ``batch_size`` is ``None`` and ``init_state`` returns other shapes than the states
+            have, or if the shape of ``where`` does not fit them.
+        OptionError
+            If samples that share an input are reset separately (`ES_D_RTRL`).
+        """
+        if not is_watched():
+            self.carried.finish()
+        if where is not None or is_watched():  # traces of other keys cannot be made inside
+            self.current_states()
+        if where is not None:
+            return self._reset_some(where, kwargs)
+        if any(map(is_lost, self.states_of_model.values())):
+            # A transformation of the user has created them, so they cannot be written any more.
+            mapped, batch = self.graph.traced.batch_size, self.graph.batch
+            batch_size = batch_size or mapped or batch.samples
+            given = {} if mapped or batch_size is None else {"batch_size": batch_size}
+            initialise(self.module, **given, **kwargs)
+        if self.samples_of_model is not None and batch_size is not None:
+            self.samples_of_model = batch_size
+        with in_words(lambda: f"`reset_state` runs `init_state` of `{type(self.module).__name__}`"):
+            values, before = self.initial_of_model(batch_size, kwargs), self.compiled
+        step, carried = self.step_at(values, batch_size), self.carried
+        trees = [jax.tree.structure(each.trace_specs) for each in (before, step)]
+        is_alike = trees[0] == trees[1] and before.pairs == step.pairs
+
+        def write() -> None:
+            write_by_path(self.states_of_model, values)
+            self.use(step)
+            self.begin_sequence(carried.arrays if is_alike else None)
+
+        carried.complete(write, not is_watched())
+        self.place()
+
+    def _reset_some(self, where: Any, options: dict[str, Any]) -> None:
+        states, carried, is_outside = self.short_term_states, self.carried, not is_watched()
+        flags = check_flags("where", where, self.graph.batch)
+        fresh = self.initial_values(**options)
+        values = self.reset_values(values_by_path(states), fresh, flags)
+        after = None if carried.is_zero else self.compiled.reset(carried.arrays(), flags)
+        changes = states.values(), list(values.values()), after, is_outside
+        carried.complete(lambda: carried.advance(self.followed.values(), *changes), is_outside)
+        self.place()
 
     def eligibility(self, path: str | Path) -> dict[str, PyTree]:
         """Return the trace of one weight, by the name of the hidden state.

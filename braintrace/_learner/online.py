@@ -31,7 +31,6 @@ from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
 from .optimizer import notice
 from .program import Arguments, LossesAndAux, Program, Result
-from .resets import reset_states
 from .state import by_path
 from .update import StepResult, check_finite, run_update
 
@@ -100,7 +99,7 @@ class OnlineLearning(Program):
         learner, options = self._learner, self._options
         slices, reset, weight = inputs
         if reset is not None:
-            reset_states(learner, initial, reset)
+            learner.reset_samples(initial, reset)
 
         def loss_of_step() -> PyTree:
             run = functools.partial(learner.compiled.one_step, traces=traces, reset=reset)

@@ -28,7 +28,6 @@ from .._typing import Path, PyTree
 from .arguments import Options, read_arguments
 from .base import BaseLearner
 from .chunks import Chunks, steps_of
-from .resets import reset_states
 from .traces import ZERO, Deferred, Jitted, Zero
 from .user_step import PureStep, Recorder, example_slices, run_step_function
 
@@ -283,7 +282,7 @@ class Prediction(Program):
         def step(initial: list[PyTree], inputs: tuple[PyTree, Any]) -> PyTree:
             slices, reset = inputs
             if reset is not None:
-                reset_states(learner, initial, reset)
+                learner.reset_samples(initial, reset)
             recorder = Recorder(
                 learner, lambda now: (*windows.plain_step(learner.graph, now), None)
             )

@@ -25,7 +25,6 @@ from .._model import write_by_path
 from .._typing import PyTree, path_name
 from ..sharding import on_host
 from .arguments import Options
-from .resets import reset_states
 from .user_step import call_user, first_written, run_if, traced_states
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ def _reset_spoiled(
     def reset(now: tuple[jax.Array, Traces]) -> tuple[jax.Array, Traces]:
         initial = list(learner.initial_values().values())
         samples = spoiled(now[1], initial)
-        reset_states(learner, initial, samples)
+        learner.reset_samples(initial, samples)
         return samples, reset_traces(specs, now[1], samples)
 
     is_suspect = is_bad
