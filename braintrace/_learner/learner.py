@@ -23,7 +23,6 @@ from . import sequences
 from .arguments import check_flags, first_step
 from .base import BaseLearner
 from .functional import FunctionalLearner, rows_of, run_call
-from .optimizer import notice_all
 from .user_step import INTERCEPTORS
 
 if TYPE_CHECKING:
@@ -390,7 +389,7 @@ class Learner(BaseLearner):
     @property
     def skipped_updates(self) -> int:
         """Number of updates that were skipped; see ``nonfinite`` of `etrace_online`."""
-        notice_all(self.held_optimizer)
+        self.held_optimizer.notice_all()
         return int(self.held_optimizer.skipped.value)
 
 

@@ -29,7 +29,6 @@ from .arguments import Options
 from .base import BaseLearner
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
-from .optimizer import notice
 from .program import Arguments, LossesAndAux, Program, Result
 from .state import by_path
 from .update import StepResult, check_finite, run_update
@@ -74,7 +73,7 @@ class OnlineLearning(Program):
         if options.nonfinite == "raise":
             self.check = lambda found: check_finite(found, self._names, options.every)
         elif options.nonfinite == "skip":
-            self.notice = functools.partial(notice, learner.held_optimizer)
+            self.notice = learner.held_optimizer.notice
 
     def _traced(self, length: int) -> user_step.PureStep:
         """Return a step, or a block of a given length, with its update as a pure function."""

@@ -20,7 +20,6 @@ from ..sharding import on_host
 from .arguments import Options, of_numbers
 from .base import BaseLearner
 from .functional import run_method
-from .optimizer import notice_all
 
 
 def etrace_grad(
@@ -354,7 +353,7 @@ def learn_in_slices(
                 bar.update(now.stop - start)
             if options.on_log is not None and now.stop - start == length:
                 options.on_log(now.stop, metrics)
-    notice_all(learner.held_optimizer)
+    learner.held_optimizer.notice_all()
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *results)
 
 

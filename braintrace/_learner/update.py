@@ -1,7 +1,7 @@
-"""After a gradient: the update, whether it runs, and the restart of spoiled samples.
+"""After a gradient: the optimizer, whether its update runs, and the restart of spoiled samples.
 
-An update is a gradient transformation of optax, or the user's ``update_fn``, which writes
-parameters and States of its own.
+An update is a gradient transformation of optax (a pair of pure functions with a pytree as its
+state), or the user's ``update_fn``, which writes parameters and States of its own.
 """
 
 from __future__ import annotations
@@ -9,26 +9,147 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._brainstate import values_of
+from .._brainstate import Hidden, is_watched, peek, values_of
+from .._checks import differences, level_of_user
 from .._core.traces import reset_traces, samples_with, unpack
-from .._errors import NonFiniteError, OptionError, in_words
+from .._errors import NonFiniteError, NonFiniteWarning, OptionError, in_words
 from .._from_function import gradients_by_path
 from .._graph.method import Traces
+from .._jax import strongly_typed
 from .._model import write_by_path
-from .._typing import PyTree, path_name
+from .._typing import Path, PyTree, path_name
 from ..sharding import on_host
-from .arguments import Options
+from .arguments import Options, key_of
 from .user_step import call_user, first_written, run_if, traced_states
 
 if TYPE_CHECKING:
     from .base import BaseLearner
+
+Verdict: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
+"""Of each step: whether its update was skipped, the number of skipped updates before it, and the
+samples that were reset after it."""
+
+MOST_RUNNING = 8
+"""Maximum number of calls of one step whose results are not read yet."""
+
+
+class LearnerOptimizer(brainstate.graph.Node):
+    """State of the optimizer of a learner, and the number of updates that were skipped.
+
+    Attributes
+    ----------
+    transformed
+        State of a gradient transformation; ``None`` if there is none.
+    begun
+        The transformation that it belongs to, and its cache key.
+    skipped
+        Number of updates that were omitted because of non-finite numbers.
+    calls
+        Verdicts of calls that may still run, and the index of their first step.
+    """
+
+    def __init__(self) -> None:
+        self.transformed = brainstate.LongTermState(None)
+        self.begun: Hidden[tuple[Any, Hashable]] = Hidden((None, ()))
+        # From NumPy: `jnp.zeros` compiles a program.
+        self.skipped = brainstate.LongTermState(jnp.asarray(np.zeros((), np.int32)))
+        self.calls: Hidden[list[tuple[Verdict, int]]] = Hidden([])
+
+    @property
+    def states(self) -> dict[Path, brainstate.State]:
+        """The State of the optimizer by path; empty before it is initialised."""
+        return {} if peek(self.transformed) is None else {(): self.transformed}
+
+    def write(self, value: PyTree) -> None:
+        """Write the state of the optimizer; ``None`` removes it."""
+        if value is None:
+            self.begun = Hidden((None, ()))
+        self.transformed.value = strongly_typed(value)
+
+    def begin(self, optimizer: Any, parameters: Callable[[], PyTree], creates: bool = True) -> None:
+        """Initialise an optimizer, with its current state or a new one.
+
+        Parameters
+        ----------
+        optimizer, parameters
+            The optimizer, and a function that returns the parameters, in the structure of their
+            gradients.
+        creates
+            Whether its state may be created here, and not only be continued.
+
+        Raises
+        ------
+        OptionError
+            If there is another one, or if its state would be created inside a transformation.
+        """
+        held, (begun, _) = peek(self.transformed), self.begun.value
+        if begun is optimizer and held is not None:
+            return
+        if held is None and (is_watched() or not creates):
+            raise OptionError(
+                "The state of `optimizer` would be created inside a transformation or a pure "
+                "function, which cannot store it: call `learner.init_optimizer(optimizer)` before."
+            )
+        with in_words(
+            lambda: (
+                "`optimizer` is not an `optax.GradientTransformation`, or its `init` fails for "
+                "the parameters. Of another optimizer, pass `update_fn=optimizer.update`"
+            )
+        ):
+            fresh = functools.partial(optimizer.init, parameters())
+            start = fresh() if held is None else jax.eval_shape(fresh)
+        if held is None:
+            self.transformed.value = strongly_typed(start)
+        elif differences(held, start):
+            raise OptionError(
+                f"The learner holds the state of another optimizer ({type(begun).__name__}). To "
+                "use this one, write `learner.optimizer_state = None` first."
+            )
+        self.begun = Hidden((optimizer, key_of(optimizer.update)[0]))
+
+    def notice(self, verdict: Verdict, start: int) -> None:
+        """Warn of updates that a call has skipped; after single steps, at the latest the eighth."""
+        if not is_watched():
+            self.calls.value.append((verdict, start))
+            if len(verdict[0]) > 1 or len(self.calls.value) > MOST_RUNNING:
+                self.notice_all()
+
+    def notice_all(self) -> None:
+        """Wait for all calls, and warn at the first skipped update, and then at powers of ten."""
+        calls, self.calls.value = self.calls.value, []
+        bad = [call for call in calls if on_host(call[0][0]).any()]
+        if not bad:
+            return
+        verdict, start = bad[0]
+        skips, before, samples = map(on_host, verdict)
+        count, known = int(on_host(self.skipped.value)), int(before[0])
+        if len(str(count)) > len(str(known or "")):
+            step = int(np.argmax(skips))
+            is_reset = np.atleast_1d(samples[step])
+            which = "all" if is_reset.all() else ", ".join(map(str, np.nonzero(is_reset)[0][:10]))
+            warnings.warn(
+                f"A loss or gradient is NaN or infinite, first at step {start + step} of "
+                f"{'this' if len(skips) > 1 else 'a'} call. Samples that were reset, with "
+                f"non-finite states or traces: {which or 'none'}. Updates skipped: {count}. If an "
+                "input has gaps that are NaN, fill them (`jnp.nan_to_num`). A skipped update "
+                "changes neither parameters nor optimizer, and `learner.skipped_updates` counts "
+                "it; the next warning follows at the next power of ten. `nonfinite='raise'` stops "
+                "at the first, and `nonfinite='ignore'` updates nevertheless.",
+                NonFiniteWarning,
+                stacklevel=level_of_user(),
+            )
+
+
+# --- the update
 
 
 class StepResult(NamedTuple):
@@ -52,16 +173,12 @@ class StepResult(NamedTuple):
 
 def _update(learner: BaseLearner, options: Options, found: StepResult) -> None:
     """Run the update of a call, which writes States."""
-    if options.optimizer is not None:
-        _apply(learner, options.optimizer, found)
-    else:
+    if options.optimizer is None:
         results = (found.gradients, found.aux) if options.has_aux else (found.gradients,)
         call_user("update_fn", options.update_fn, *results)
-
-
-def _apply(learner: BaseLearner, optimizer: Any, found: StepResult) -> None:
+        return
     now, state, more = learner.parameters_for_optimizer(), learner.held_optimizer.transformed, {}
-    parameters = inspect.signature(optimizer.update).parameters.values()
+    parameters = inspect.signature(options.optimizer.update).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         loss = jnp.average(found.losses, weights=found.weights)
         more["value"] = loss.astype(found.losses.dtype)
@@ -69,7 +186,7 @@ def _apply(learner: BaseLearner, optimizer: Any, found: StepResult) -> None:
     ascent = list(map(jnp.conj, jax.tree.leaves(found.gradients)))
     with in_words(lambda: "`optimizer.update` fails for the gradients"):
         gradients = jax.tree.unflatten(jax.tree.structure(now), ascent)
-        changes, state.value = optimizer.update(gradients, state.value, now, **more)
+        changes, state.value = options.optimizer.update(gradients, state.value, now, **more)
     new = jax.tree.map(lambda old, change: (old + change).astype(old.dtype), now, changes)
     write_by_path(learner.param_states, gradients_by_path(learner.module, new))
 
@@ -97,24 +214,20 @@ def run_update(
     traces
         The traces, in which samples may be reset.
     """
-    runs = None if found.weights is None else jnp.any(found.weights != 0)
+    runs: Any = found.weights is None or jnp.any(found.weights != 0)
     verdict = is_bad = jnp.zeros((), bool)
     if options.nonfinite != "ignore":  # before `update_fn` writes to the dict
         leaves = jax.tree.leaves(gradients_by_path(learner.module, found.gradients))
         is_finite = jnp.stack([jnp.isfinite(_zero(leaf)) for leaf in (*leaves, found.losses)])
-        is_bad = ~jnp.all(is_finite) & (True if runs is None else runs)
+        is_bad = ~jnp.all(is_finite) & runs
         verdict = jnp.where(is_bad, jnp.argmin(is_finite), -1)
     if options.nonfinite == "skip":
-        runs = ~is_bad & (True if runs is None else runs)
+        runs = ~is_bad & runs
     written = first_written(traced_states(learner))
-    if runs is None:
+    if runs is True:
         _update(learner, options, found)
     else:
-
-        def run(_: None, values: tuple[PyTree, jax.Array, PyTree]) -> None:
-            _update(learner, options, StepResult(*values, weights=found.weights))
-
-        run_if(runs, run, None, (found.gradients, found.losses, found.aux))
+        run_if(runs, lambda _, found: _update(learner, options, found), None, found)
     path = written()
     if path is not None:
         raise OptionError(
@@ -179,22 +292,20 @@ def _reset_spoiled(
     are computed only then, since they may draw random numbers. Return one flag for each sample, or
     one for all if these cannot be reset separately, and the new traces.
     """
-    specs, states = learner.compiled.trace_specs, values_of(learner.short_term_states.values())
-
-    def spoiled(traces: Traces, initial: list[PyTree]) -> jax.Array:
-        return _spoiled_samples(learner, is_bad, initial, unpack(traces))
+    states = values_of(learner.short_term_states.values())
+    find = functools.partial(_spoiled_samples, learner, is_bad)
 
     def reset(now: tuple[jax.Array, Traces]) -> tuple[jax.Array, Traces]:
         initial = list(learner.initial_values().values())
-        samples = spoiled(now[1], initial)
+        samples = find(initial, now[1])
         learner.reset_samples(initial, samples)
-        return samples, reset_traces(specs, now[1], samples)
+        return samples, reset_traces(learner.compiled.trace_specs, now[1], samples)
 
     is_suspect = is_bad
     if is_masked is not None:
         has_nan = [jnp.any(x != x) for x in jax.tree.leaves(states)]  # also for random keys
         is_suspect = is_bad | (is_masked & functools.reduce(jnp.logical_or, has_nan))
-    none = jnp.zeros(jax.eval_shape(spoiled, traces, states).shape, bool)
+    none = jnp.zeros(jax.eval_shape(find, states, traces).shape, bool)
     result: tuple[jax.Array, Traces] = run_if(is_suspect, reset, (none, traces))
     return result
 
@@ -208,10 +319,9 @@ def _spoiled_samples(
         # An infinity where the state starts at one is a running maximum.
         return jnp.isnan(leaf) | (is_bad & jnp.isinf(leaf) & ~jnp.isinf(start))
 
-    graph, batch, samples = learner.graph, learner.graph.batch, learner.graph.batch.samples
-    is_apart = graph.flat_state is None or graph.flat_state.samples == samples
-    is_apart = is_apart and samples is not None and not batch.unclear
-    of_states = []
+    flat, batch, traces = learner.graph.flat_state, learner.graph.batch, unpack(traces)
+    samples, of_states = batch.samples, []
+    is_apart = (flat is None or flat.samples == samples) and not batch.unclear
     for (path, state), start in zip(learner.short_term_states.items(), initial, strict=True):
         pairs = zip(jax.tree.leaves(state.value), jax.tree.leaves(start), strict=True)
         for index, (leaf, first) in enumerate(pairs):
