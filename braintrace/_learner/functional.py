@@ -197,8 +197,10 @@ def advance(
     is_certain = is_outside and program.check is None  # to be written once it has run
     if is_certain:
         carried.__dict__["unfinished"] = write
-    in_place = is_certain and carried.is_owned
-    program(values, traces, arguments, steps, is_owned=in_place, done=done)
+    in_place = is_certain and program.overwrites(steps, traces is None)
+    if in_place and not carried.is_owned:  # a program that overwrites nothing would be a second one
+        traces = jax.tree.map(jnp.copy, traces)
+    program(values, traces, arguments, in_place=in_place, done=done)
     if program.check is not None:
         program.check(done[0][0][1])
     carried.complete(write, is_outside)
@@ -422,20 +424,18 @@ class FunctionalLearner:
             learner.current_states()
             state, fresh = self._initial(state)
         call = learner, method, sequences, options, lambda: list(fresh.values())
-        program, arguments, steps = find_program(*call)
-        after, results = self._advance(state, program, arguments, steps)
+        program, arguments, _ = find_program(*call)
+        after, results = self._advance(state, program, arguments)
         return after, named_results(learner, program, results, options)
 
-    def _advance(
-        self, state: LearnerState, program: Program, arguments: Arguments, steps: int = 1
-    ) -> Outcome:
+    def _advance(self, state: LearnerState, program: Program, arguments: Arguments) -> Outcome:
         """Run a program on a state."""
         places, done = self._checked(state), list[Result]()
         is_zero = program.reads == "zero" and isinstance(state.traces, Zero)
         has_none = is_zero or program.reads == "nothing"
         traces = None if has_none else pack(self._arrays(state), self._learner.carried.pairs)
         values = [places.value_in(state, each) for each in program.states]
-        program(values, traces, arguments, steps, is_owned=False, done=done)
+        program(values, traces, arguments, in_place=False, done=done)
         results, verdict = done[0][0]
         if program.check is not None:
             program.check(verdict)

@@ -146,7 +146,6 @@ class Program:
         run: Any = functools.partial(self._placed)
         run.__name__ = type(self).__name__  # as profilers and dumps of XLA show it
         self._compiled, self._finish = Jitted(run), Jitted(self._finished, key)
-        self._overwrites = functools.cache(self.overwrites)
         return self
 
     def __call__(
@@ -154,9 +153,8 @@ class Program:
         values: list[PyTree],
         traces: Traces | None,
         arguments: Arguments,
-        steps: int,
         *,
-        is_owned: bool,
+        in_place: bool,
         done: list[Result],
     ) -> None:
         """Run on the first devices or on a mesh, and append the result."""
@@ -165,7 +163,6 @@ class Program:
             traces = self._on_mesh(traces)
             sequences, mask, flags = self.placement.by_sample(arguments[:3], self.batch_axis)
             arguments = Arguments(sequences, mask, flags, arguments.initial)
-        in_place = is_owned and self._overwrites(steps, traces is None)
         self._compiled(values, traces, arguments, in_place=in_place, done=done)
 
     def changes(self, done: Result, traces: Traces | None) -> tuple[list[PyTree], Any]:
