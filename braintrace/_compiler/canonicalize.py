@@ -22,8 +22,9 @@ from jax.typing import ArrayLike
 
 from .._errors import CompilationError
 from .._etrace_op.registry import holds_marked
-from .._graph.traced_model import TracedModel
+from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import (
+    Aval,
     Equation,
     Var,
     bind,
@@ -32,6 +33,7 @@ from .._jax import (
     is_tracer,
     scan_counts,
     source_line,
+    strongly_typed,
     trace_to_jaxpr,
 )
 from .._jaxpr.evaluate import (
@@ -40,27 +42,106 @@ from .._jaxpr.evaluate import (
     Rules,
     evaluate_all,
     evaluate_inlined,
+    inlined,
     loop_of,
 )
 from .._jaxpr.lattices import BOTTOM, TOP
 from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
 from .._jaxpr.program import Program, carries_derivative, program_of
+from .._typing import path_name
 from .analysis import Paths
 from .back_through import reached_elements
 from .hidden_states import written
 
 
-def rewriting(unroll_limit: int, shows_tangents: bool) -> Rule:
-    """Return the rule that rewrites equations.
+def rewritten(traced: TracedModel, unroll_limit: int, shows_tangents: bool) -> TracedModel:
+    """Return a step in the form that the analyses read, for all samples.
 
     Parameters
     ----------
+    traced
+        The step; it has no calls.
     unroll_limit
         Longest scan that is unrolled.
     shows_tangents
         Whether custom derivatives that couple elements become programs. Rules that follow the
         whole state need no elements, and compile the shorter program.
     """
+    step = functools.partial(_run_step, traced, _rewriting(unroll_limit, shows_tangents))
+    avals = [var.aval for var in traced.program.in_vars]
+    if traced.batch_size is None:
+        return with_program(traced, program_of(trace_to_jaxpr(step, avals)))
+    mapped, mapped_avals = _map_over_batch(step, traced, avals, traced.batch_size)
+    # Vmapping adds broadcasts.
+    jaxpr = inlined(trace_to_jaxpr(mapped, mapped_avals), spell_out_broadcasts)
+    return with_program(traced, program_of(jaxpr))
+
+
+def _run_step(traced: TracedModel, rule: Rule, *values: jax.Array) -> list[jax.Array]:
+    """Run a step with a rule; its new States have variables of their own."""
+    results = evaluate_inlined(traced.program.jaxpr, values, rule)
+    taken = {id(value) for value in values}
+    for place, leaf in enumerate(traced.written, len(traced.output_atoms)):
+        value = results[place] if leaf.kind == "random" else strongly_typed(results[place])
+        # A hidden state that equals an input, a constant or another state is copied: with its own
+        # variable, changes to one do not affect the other.
+        is_state = leaf.kind in ("hidden", "other")
+        if is_state and (id(value) in taken or not is_tracer(value)):
+            value = jnp.copy(value)
+        taken.add(id(value))
+        results[place] = value
+    return results
+
+
+def _map_over_batch(
+    step: Callable[..., list[jax.Array]],
+    traced: TracedModel,
+    avals: Sequence[Aval],
+    batch_size: int,
+) -> tuple[Callable[..., list[jax.Array]], list[Aval]]:
+    """Vmap a step over the batch; every sample has its own random key.
+
+    Return the step, and the types of its arguments, given those for one sample.
+    """
+    count = len(traced.argument_vars)
+    is_key = [False] * count + [leaf.kind == "random" for leaf in traced.leaves]
+    axes = [0] * count + [0 if _has_samples(leaf) else None for leaf in traced.leaves]
+
+    def mapped(*values: jax.Array) -> list[jax.Array]:
+        inputs = (
+            jax.random.split(value, batch_size) if key else value
+            for value, key in zip(values, is_key, strict=True)
+        )
+        results = list(jax.vmap(step, axes)(*inputs))
+        for place, leaf in enumerate(traced.written, len(traced.output_atoms)):
+            if leaf.kind == "random":
+                results[place] = results[place][0]
+        return results
+
+    every = zip(avals, axes, is_key, strict=True)
+    return mapped, [
+        jax.ShapeDtypeStruct((batch_size, *aval.shape), aval.dtype)
+        if axis == 0 and not key
+        else aval
+        for aval, axis, key in every
+    ]
+
+
+def _has_samples(leaf: StateLeaf) -> bool:
+    """Test whether a State of a vmapped model has a value for each sample."""
+    is_written = leaf.out_var is not None
+    if is_written and not leaf.per_sample and leaf.kind not in ("parameter", "random"):
+        raise CompilationError(
+            f"`update` writes State '{path_name(leaf.path)}', which has one value for all "
+            "samples, but the model is mapped over the samples of a batch: each sample would "
+            "write another value. Make it a `brainstate.ShortTermState`, one per sample, or "
+            "write the model for a batch (`batch_size` without `vmap`)."
+        )
+    return leaf.per_sample or leaf.kind == "random"
+
+
+def _rewriting(unroll_limit: int, shows_tangents: bool) -> Rule:
+    """Return the rule that rewrites equations."""
 
     def rewrite(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
         name = equation.primitive.name
@@ -204,20 +285,20 @@ def with_program(traced: TracedModel, new: Program) -> TracedModel:
 
     The first inputs and outputs of the new program correspond to the old ones, in order.
     """
-    old = traced.program
-    inputs = dict(zip(old.in_vars, new.in_vars, strict=False))
-    outputs = dict(zip(map(id, old.out_atoms), new.out_atoms, strict=False))
+    arguments, outputs = len(traced.argument_vars), len(traced.output_atoms)
+    before, after = iter(new.in_vars[arguments:]), iter(new.out_atoms[outputs:])
     leaves = tuple(
-        dataclasses.replace(leaf, in_var=inputs[leaf.in_var], out_var=outputs.get(id(leaf.out_var)))
+        dataclasses.replace(
+            leaf, in_var=next(before), out_var=None if leaf.out_var is None else next(after)
+        )
         for leaf in traced.leaves
     )
-    arguments = len(traced.argument_vars)
     return dataclasses.replace(
         traced,
         program=new,
         leaves=leaves,
         argument_vars=new.in_vars[:arguments],
-        output_atoms=new.out_atoms[: len(traced.output_atoms)],
+        output_atoms=new.out_atoms[:outputs],
     )
 
 

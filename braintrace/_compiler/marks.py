@@ -26,6 +26,7 @@ from .._etrace_op.mark import reaches_region
 from .._etrace_op.primitive import lost_mark
 from .._etrace_op.registry import is_marked
 from .._graph.report import Diagnostic, quoted
+from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import (
     OWN_DERIVATIVE,
     Equation,
@@ -37,14 +38,13 @@ from .._jax import (
 )
 from .._jaxpr.dataflow import BindingTime
 from .._jaxpr.evaluate import Rule, evaluate, evaluate_all, inlined
-from .._jaxpr.program import Program, carries_derivative, program_of
+from .._jaxpr.program import carries_derivative, program_of
 from .._typing import Path, path_name
 from .analysis import Paths, time_of
 from .back_through import couples
-from .canonicalize import by_rules, selected, unrolled
+from .canonicalize import by_rules, selected, unrolled, with_program
 from .parametric_uses import ParametricUses, Use, is_data
 from .products import product_of
-from .state_arrays import StateArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,56 +89,27 @@ def marking_of(model: brainstate.nn.Module, mark: Any, unroll_limit: int) -> Mar
     return Marking(wants, unroll_limit)
 
 
-@dataclasses.dataclass(frozen=True)
-class MarkedStep:
-    """A step after marking.
-
-    Attributes
-    ----------
-    program
-        The step without calls: ``(arguments, leaves) -> (results, leaves that it writes)``.
-    arrays
-        The State leaves.
-    is_mapped
-        Whether the step is written for one sample and will be vmapped over a batch.
-    unmarked
-        Diagnostics for the uses that stay unmarked.
-    is_marked
-        Whether parameters outside of regions were marked.
-    """
-
-    program: Program
-    arrays: Sequence[StateArray]
-    is_mapped: bool
-    unmarked: tuple[Diagnostic, ...] = ()
-    is_marked: bool = False
-
-
-def with_marks(step: MarkedStep, marking: Marking) -> MarkedStep:
+def with_marks(traced: TracedModel, marking: Marking) -> TracedModel:
     """Mark the regions of `braintrace.mark` in a step, and then the parameters of an option."""
-    if any(map(reaches_region, step.program.equations)):
-        step = _marked(step, lambda path: True, marking.unroll_limit, in_region=True)
-    if marking.wants is None or (marking.is_default and _has_own_marks(step)):
-        return step
-    step = _marked(step, marking.wants, marking.unroll_limit, in_region=False)
-    return dataclasses.replace(step, is_marked=True)
+    if any(map(reaches_region, traced.program.equations)):
+        traced = _marked(traced, lambda path: True, marking.unroll_limit, in_region=True)
+    if marking.wants is None or (marking.is_default and _has_own_marks(traced)):
+        return traced
+    traced = _marked(traced, marking.wants, marking.unroll_limit, in_region=False)
+    return dataclasses.replace(traced, has_found_marks=True)
 
 
-def _has_own_marks(step: MarkedStep) -> bool:
+def _has_own_marks(traced: TracedModel) -> bool:
     """Test whether an ETP operation with a parameter reaches a hidden state.
 
     An operation in a branch, a loop or a function with a custom derivative counts as well. So does
     an operation that lost its mark to a map over its weights; another diagnostic reports that.
     """
-    holding = list(filter(_holds_own_mark, step.program.equations))
-    written = [array for array in step.arrays if array.written]
-    new = step.program.out_atoms[len(step.program.out_atoms) - len(written) :]
-    hidden = [atom for atom, array in zip(new, written, strict=True) if array.kind == "hidden"]
-    gradients = Paths(step.program, carries_derivative)
+    holding = list(filter(_holds_own_mark, traced.program.equations))
+    hidden = [leaf.out_var for leaf in traced.written if leaf.kind == "hidden"]
+    gradients = Paths(traced.program, carries_derivative)
     reached = gradients.ancestors(hidden) if holding else set()
-    leaves = step.program.in_vars[len(step.program.in_vars) - len(step.arrays) :]
-    by_var = zip(leaves, step.arrays, strict=True)
-    parameters = {var for var, array in by_var if array.kind == "parameter"}
+    parameters = {leaf.in_var for leaf in traced.parameters}
     return any(
         not reached.isdisjoint(equation.outvars)
         and not parameters.isdisjoint(gradients.ancestors(equation.invars))
@@ -152,15 +123,15 @@ def _holds_own_mark(equation: Equation) -> bool:
 
 
 def _marked(
-    step: MarkedStep, wants: Callable[[Path], bool], unroll_limit: int, in_region: bool
-) -> MarkedStep:
+    traced: TracedModel, wants: Callable[[Path], bool], unroll_limit: int, in_region: bool
+) -> TracedModel:
     """Return a step with the marks of some parameters."""
-    arguments = len(step.program.in_vars) - len(step.arrays)
-    inputs = [BindingTime.DATA] * arguments
-    inputs += [_time_of(array, step.is_mapped, wants) for array in step.arrays]
-    written = [array.kind == "hidden" for array in step.arrays if array.written]
-    wanted = [False] * (len(step.program.out_atoms) - len(written)) + written
-    program = step.program
+    is_mapped = traced.batch_size is not None
+    inputs = [BindingTime.DATA] * len(traced.argument_vars)
+    inputs += [_time_of(leaf, is_mapped, wants) for leaf in traced.leaves]
+    wanted = [False] * len(traced.output_atoms)
+    wanted += [leaf.kind == "hidden" for leaf in traced.written]
+    program = traced.program
     while True:
         uses = ParametricUses(program, inputs, wanted, in_region)
         each = ((index, _expansion(program.equations[index], unroll_limit)) for index, _ in uses)
@@ -175,15 +146,15 @@ def _marked(
     for use in uses:
         rule, reasons = _rule_for(marks, use, unroll_limit)
         rules.update({use[0]: rule} if rule is not None else {})
-        unmarked += [_diagnostic(step, uses, use[0], *reason) for reason in reasons]
-    program = program_of(marks.run(rules, wanted))
-    return dataclasses.replace(step, program=program, unmarked=(*step.unmarked, *unmarked))
+        unmarked += [_diagnostic(traced, uses, use[0], *reason) for reason in reasons]
+    marked = with_program(traced, program_of(marks.run(rules, wanted)))
+    return dataclasses.replace(marked, unmarked=(*traced.unmarked, *unmarked))
 
 
-def _time_of(array: StateArray, is_mapped: bool, wants: Callable[[Path], bool]) -> BindingTime:
+def _time_of(leaf: StateLeaf, is_mapped: bool, wants: Callable[[Path], bool]) -> BindingTime:
     """Return the binding time of a State's leaf; unmarked parameters are constants."""
-    time = time_of(array.kind, array.written or (is_mapped and array.per_sample))
-    is_unwanted = time is BindingTime.PARAMETER and not wants(array.path)
+    time = time_of(leaf.kind, leaf.out_var is not None or (is_mapped and leaf.per_sample))
+    is_unwanted = time is BindingTime.PARAMETER and not wants(leaf.path)
     return BindingTime.CONSTANT if is_unwanted else time
 
 
@@ -275,14 +246,14 @@ def _why_unmarked(equation: Equation, unroll_limit: int) -> str:
 
 
 def _diagnostic(
-    step: MarkedStep, uses: ParametricUses, index: int, operands: Sequence[int], reason: str
+    traced: TracedModel, uses: ParametricUses, index: int, operands: Sequence[int], reason: str
 ) -> Diagnostic:
     program, equation = uses.program, uses.program.equations[index]
     atoms = [equation.invars[operand] for operand in operands]
     ancestors = program.depends_on(atoms, through=carries_derivative)
-    leaves = program.in_vars[len(program.in_vars) - len(step.arrays) :]
-    arrays = [a for var, a in zip(leaves, step.arrays, strict=True) if var in ancestors]
-    paths = (path_name(array.path) for array in arrays if array.kind == "parameter")
+    inputs = zip(program.in_vars[len(traced.argument_vars) :], traced.leaves, strict=True)
+    leaves = (leaf for var, leaf in inputs if var in ancestors)
+    paths = (path_name(leaf.path) for leaf in leaves if leaf.kind == "parameter")
     names = tuple(dict.fromkeys(paths))
     return Diagnostic(
         "warning",

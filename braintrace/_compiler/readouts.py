@@ -53,10 +53,7 @@ def with_filters(traced: TracedModel, batch: Batch) -> tuple[TracedModel, Batch]
     again = with_program(traced, new)
     paths = [(FILTERS, r.leaf.name, i) for r in readouts for i in range(len(r.filters))]
     added = zip(paths, new.in_vars[-len(paths) :], new.out_atoms[-len(paths) :], strict=True)
-    filters = [
-        StateLeaf(path, 0, "hidden", False, tuple(var.aval.shape), var.aval.dtype, var, out)
-        for path, var, out in added
-    ]
+    filters = [StateLeaf(path, 0, "hidden", False, True, var, out) for path, var, out in added]
     ends = {leaf.name: leaf for leaf in again.leaves}
     axes = {leaf.path: _axis(new, batch, leaf, ends[leaf.path[1]]) for leaf in filters}
     filtered = dataclasses.replace(

@@ -6,17 +6,18 @@ leaves of every State that it writes.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 import brainstate
 import jax
 import numpy as np
 import saiunit
+from jax.typing import ArrayLike
 
 from .._brainstate import StatefulTrace, initialise, trace_stateful
 from .._checks import is_quantity, leaf_names, named, parameter_names, shown
 from .._errors import CompilationError, ShapeError, in_words
-from .._graph.traced_model import StateLeaf, TracedModel
+from .._graph.traced_model import StateKind, StateLeaf, TracedModel
 from .._jax import (
     ClosedJaxpr,
     every_equation,
@@ -25,19 +26,11 @@ from .._jax import (
     source_line,
     trace_to_jaxpr,
 )
-from .._jaxpr.evaluate import Rule, inlined
+from .._jaxpr.evaluate import evaluate_inlined
 from .._jaxpr.program import Program, program_of
 from .._typing import Path, PyTree, path_name
-from .canonicalize import rewriting, spell_out_broadcasts
-from .marks import MarkedStep, Marking, with_marks
-from .state_arrays import (
-    StateArray,
-    kind_of,
-    map_over_batch,
-    state_arrays_of,
-    step_of,
-    without_unchanged,
-)
+from .canonicalize import rewritten
+from .marks import Marking, with_marks
 
 NO_CLOCK = (
     "braintrace: a step is traced once, and `brainstate.environ.set(t=...)` would stop the clock. "
@@ -87,18 +80,13 @@ def trace_model(
     step = _traced_update(model, arguments, named(names, arguments))
     states = _by_path(model, step.states)
     argument_leaves, argument_tree = jax.tree.flatten(arguments)
-    flat = program_of(_with_own_constants(step))
-    flat, arrays = without_unchanged(flat, state_arrays_of(states, step.is_written))
-    marked = MarkedStep(flat, arrays, is_mapped=batch_size is not None)
-    if marking is not None:
-        marked = with_marks(marked, marking)
-    rewrite = rewriting(unroll_limit, shows_tangents=marking is not None)
-    program = _rewritten(marked.program, arrays, batch_size, rewrite)
-    count, outputs = len(argument_leaves), len(jax.tree.leaves(step.result_shapes[0]))
+    outputs = len(jax.tree.leaves(step.result_shapes[0]))
+    program, is_written = _flattened(step, outputs)
+    arguments_end = len(argument_leaves)
     traced = TracedModel(
         program=program,
-        leaves=_state_leaves(program, arrays, count, outputs),
-        argument_vars=program.in_vars[:count],
+        leaves=_state_leaves(program, states, is_written, outputs),
+        argument_vars=program.in_vars[:arguments_end],
         argument_roots=tuple(names),
         argument_names=leaf_names(names, arguments),
         argument_tree=argument_tree,
@@ -107,9 +95,10 @@ def trace_model(
         output_tree=jax.tree.structure(step.result_shapes[0]),
         parameter_paths=tuple(tuple(p) for p in model.states(brainstate.ParamState)),
         batch_size=batch_size,
-        has_found_marks=marked.is_marked,
-        unmarked=marked.unmarked,
     )
+    if marking is not None:
+        traced = with_marks(traced, marking)
+    traced = rewritten(traced, unroll_limit, shows_tangents=marking is not None)
     return traced, {path: state for path, state in states.items() if path[0] == _OUTSIDE}
 
 
@@ -126,18 +115,6 @@ def _by_path(
         paths.get(id(state)) or (_OUTSIDE, type(state).__name__, next(outside)): state
         for state in states
     }
-
-
-def _rewritten(
-    flat: Program, arrays: Sequence[StateArray], batch_size: int | None, rule: Rule
-) -> Program:
-    """Return the step in the form that the analyses read, for all samples."""
-    step, avals = step_of(flat, arrays, rule), [var.aval for var in flat.in_vars]
-    if batch_size is None:
-        return program_of(trace_to_jaxpr(step, avals))
-    mapped, mapped_avals = map_over_batch(step, arrays, avals, batch_size)
-    # Vmapping adds broadcasts.
-    return program_of(inlined(trace_to_jaxpr(mapped, mapped_avals), spell_out_broadcasts))
 
 
 def _traced_update(
@@ -169,11 +146,31 @@ def _traced_update(
     return step
 
 
-def _with_own_constants(step: StatefulTrace) -> ClosedJaxpr:
-    """Return the program of a step with copies of NumPy arrays, whose contents may change later."""
-    program, constants = open_jaxpr(inlined(step.jaxpr))
+def _flattened(step: StatefulTrace, outputs: int) -> tuple[Program, list[bool]]:
+    """Return a step without calls, and whether it writes each leaf of its States.
+
+    A State that the step returns as it was is a constant of the step: no gradient passes through it
+    from step to step. Batch-norm statistics in evaluation mode are an example, in a pure function
+    that returns all its state.
+    """
+    is_written: list[bool] = []
+    counts = [len(jax.tree.leaves(state.value)) for state in step.states]
+    may_write = np.repeat(step.is_written, counts)
+
+    def run(*values: jax.Array) -> list[ArrayLike]:
+        results = evaluate_inlined(step.jaxpr, values)
+        new, kept = iter(results[outputs:]), results[:outputs]
+        for old, is_new in zip(values[len(values) - len(may_write) :], may_write, strict=True):
+            value = next(new) if is_new else old
+            is_written.append(value is not old)
+            kept += [value] if value is not old else []
+        return kept
+
+    avals = [var.aval for var in open_jaxpr(step.jaxpr)[0].invars]
+    program, constants = open_jaxpr(trace_to_jaxpr(run, avals))
+    # The contents of NumPy arrays may change later.
     own = [np.array(each) if isinstance(each, np.ndarray) else each for each in constants]
-    return ClosedJaxpr(program, own)
+    return program_of(ClosedJaxpr(program, own)), is_written
 
 
 def _make_keys(model: brainstate.nn.Module) -> None:
@@ -218,22 +215,36 @@ def _refuse_answers(closed: ClosedJaxpr) -> None:
             )
 
 
+def kind_of(state: brainstate.State) -> StateKind:
+    """Return the kind of a State."""
+    if isinstance(state, brainstate.HiddenState):
+        return "hidden"
+    if isinstance(state, brainstate.ParamState):
+        return "parameter"
+    return "random" if isinstance(state, brainstate.random.RandomState) else "other"
+
+
 def _state_leaves(
-    program: Program, arrays: Sequence[StateArray], arguments: int, outputs: int
+    program: Program, states: Mapping[Path, brainstate.State], is_written: list[bool], outputs: int
 ) -> tuple[StateLeaf, ...]:
     new = iter(program.out_atoms[outputs:])
+    every = (
+        (path, leaf, state)
+        for path, state in states.items()
+        for leaf in range(len(jax.tree.leaves(state.value)))
+    )
+    inputs = program.in_vars[len(program.in_vars) - len(is_written) :]
     return tuple(
         StateLeaf(
-            path=array.path,
-            leaf=array.leaf,
-            kind=array.kind,
-            is_grouped=array.is_grouped,
-            shape=tuple(old.aval.shape),
-            dtype=old.aval.dtype,
+            path,
+            leaf,
+            kind_of(state),
+            is_grouped=isinstance(state, brainstate.HiddenGroupState),
+            per_sample=isinstance(state, brainstate.ShortTermState),
             in_var=old,
-            out_var=next(new) if array.written else None,
+            out_var=next(new) if writes else None,
         )
-        for array, old in zip(arrays, program.in_vars[arguments:], strict=True)
+        for (path, leaf, state), old, writes in zip(every, inputs, is_written, strict=True)
     )
 
 

@@ -33,8 +33,8 @@ class StateLeaf:
         The kind of the State.
     is_grouped
         Whether it has several states along its last axis (`HiddenGroupState`).
-    shape, dtype
-        Shape and dtype of the leaf, batch axis included.
+    per_sample
+        Whether each sample has a value of its own (`ShortTermState`).
     in_var, out_var
         Value before the step, and after it (``None`` if the step does not write it).
     """
@@ -43,10 +43,18 @@ class StateLeaf:
     leaf: int
     kind: StateKind
     is_grouped: bool
-    shape: tuple[int, ...]
-    dtype: Any
+    per_sample: bool
     in_var: Var
     out_var: Atom | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the leaf, batch axis included."""
+        return tuple(self.in_var.aval.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.in_var.aval.dtype
 
     @property
     def nbytes(self) -> int:
@@ -106,14 +114,19 @@ class TracedModel:
         return tuple(leaf for leaf in self.leaves if leaf.name in self.readouts)
 
     @functools.cached_property
+    def written(self) -> tuple[StateLeaf, ...]:
+        """The State leaves that the step writes."""
+        return tuple(leaf for leaf in self.leaves if leaf.out_var is not None)
+
+    @functools.cached_property
     def written_vars(self) -> list[Var]:
         """Input variables of the State leaves that the step writes."""
-        return [leaf.in_var for leaf in self.leaves if leaf.out_var is not None]
+        return [leaf.in_var for leaf in self.written]
 
     @functools.cached_property
     def written_paths(self) -> tuple[Path, ...]:
         """Paths of the States that the step writes."""
-        return tuple(dict.fromkeys(leaf.path for leaf in self.leaves if leaf.out_var is not None))
+        return tuple(dict.fromkeys(leaf.path for leaf in self.written))
 
     @functools.cached_property
     def tree_of_states(self) -> PyTree:
