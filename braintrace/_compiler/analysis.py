@@ -101,7 +101,6 @@ class Analysis:
         self.constants = Constants(program)
         self.values = Paths(program, is_var)
         self.gradients = Paths(program, carries_derivative)
-        self._elements: dict[Var, Mapping[Var, Ids]] = {}
 
     @functools.cached_property
     def roles(self) -> Mapping[int, MarkedRole]:
@@ -119,24 +118,17 @@ class Analysis:
         """The outputs of the ETP operations that end a walk."""
         return self.program.made_by(i for i, what in self.roles.items() if what == "opaque")
 
-    @functools.cached_property
-    def _places(self) -> Mapping[Var, int]:
-        return {var: place for place, var in enumerate(self.program.in_vars)}
-
-    def inputs_among(self, variables: Iterable[Var]) -> list[Var]:
+    def inputs_among(self, variables: Collection[Var]) -> list[Var]:
         """Return the inputs of the program among some variables, in order."""
-        return sorted((v for v in variables if v in self._places), key=self._places.__getitem__)
+        return [var for var in self.program.in_vars if var in variables]
 
     def elements_of(self, start: Var) -> Mapping[Var, Ids]:
         """Return the one element of ``start`` that each element of a variable depends on.
 
         A variable is left out if one of its elements depends on several.
         """
-        if start not in self._elements:
-            flows = flows_from(SOURCES, self.constants, {start: numbered(start)}).items()
-            one = {var: f for var, f in flows if f is not None and not np.any(f == TOP)}
-            self._elements[start] = one
-        return self._elements[start]
+        flows = flows_from(SOURCES, self.constants, {start: numbered(start)}).items()
+        return {var: f for var, f in flows if f is not None and not np.any(f == TOP)}
 
 
 def labels_back(

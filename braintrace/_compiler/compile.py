@@ -42,10 +42,9 @@ from .flat_state import about_layers, flattened_state, layers_of
 from .hidden_groups import GroupedStep, grouped
 from .hidden_states import hidden_arrays, with_memories, written
 from .jacobian_sparsity import structure_of
-from .marked_operations import marked_operations
 from .marks import marking_of
 from .readouts import with_filters
-from .relations import find_relations
+from .relations import find_relations, marked_operations
 from .trace import trace_model
 from .units import Units
 

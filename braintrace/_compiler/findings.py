@@ -26,9 +26,11 @@ from .._jaxpr.program import Program, carries_derivative
 from .._typing import path_name
 from .analysis import Paths, labels_back, nonlinear_uses, time_of_leaf
 from .hidden_groups import GroupedStep, new_states, seen_by_losses
-from .parametric_uses import LOOPS
 from .ring_buffers import writes_for_later
 from .walk import Walk
+
+LOOPS = frozenset({"cond", "scan", "while"})
+"""Equations with bodies that run several times, or not at all."""
 
 Relations = Sequence[HiddenParamOpRelation]
 

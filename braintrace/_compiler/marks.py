@@ -13,14 +13,16 @@ passes see the same program as after marking by hand.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
 
 from .._checks import path_filter, shown
 from .._errors import OptionError
+from .._etrace_op.conv import conv
+from .._etrace_op.einsum import in_matrices
 from .._etrace_op.elemwise import etp_elemwise_p
 from .._etrace_op.mark import reaches_region
 from .._etrace_op.primitive import lost_mark
@@ -29,22 +31,26 @@ from .._graph.report import Diagnostic, quoted
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import (
     OWN_DERIVATIVE,
+    Atom,
     Equation,
     Var,
     bind,
     equations_inside,
+    is_var,
     source_line,
     trace_to_jaxpr,
 )
-from .._jaxpr.dataflow import BindingTime
-from .._jaxpr.evaluate import Rule, evaluate, evaluate_all, inlined
-from .._jaxpr.program import carries_derivative, program_of
+from .._jaxpr.dataflow import BindingTime, binding_times
+from .._jaxpr.evaluate import Constants, Rule, evaluate, evaluate_all, inlined
+from .._jaxpr.primitives import CONSTANT, ELEMENTWISE, IN_ORDER, dot_letters
+from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import Path, path_name
 from .analysis import Paths, time_of
 from .back_through import couples
 from .canonicalize import by_rules, selected, unrolled, with_program
-from .parametric_uses import ParametricUses, Use, is_data
-from .products import product_of
+
+Use: TypeAlias = tuple[int, tuple[int, ...]]
+"""The index of an equation, and the indices of its parameter-derived operands."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +172,84 @@ def _expansion(equation: Equation, unroll_limit: int) -> Rule | None:
     return unrolled if is_scan and equation.params["length"] <= unroll_limit else None
 
 
+# --- uses of parameters
+
+_MOVES = (IN_ORDER - CONSTANT) | {"broadcast_in_dim", "tile", "rev", "transpose"}
+
+
+class ParametricUses:
+    """The uses of parameter-derived variables together with data in one program.
+
+    Parameters
+    ----------
+    program
+        The program.
+    inputs
+        Binding times of its inputs.
+    wanted
+        Whether each of its results counts.
+    in_region
+        Whether only the uses in regions of `braintrace.mark` count.
+
+    Attributes
+    ----------
+    results
+        The wanted results that are parameter-derived.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        inputs: Sequence[BindingTime],
+        wanted: Sequence[bool],
+        in_region: bool,
+    ) -> None:
+        self.program, self.constants, self._in_region = program, Constants(program), in_region
+        self.times = binding_times(program, inputs, is_marked)
+        targets = [atom for atom, counts in zip(program.out_atoms, wanted, strict=True) if counts]
+        self._ancestors = program.depends_on(targets, (), CONSTANT, carries_derivative)
+        self.results = () if in_region else tuple(filter(self.is_parametric, targets))
+
+    def __iter__(self) -> Iterator[Use]:
+        """Yield the uses in program order, without those of ETP operations."""
+        for index in self.program.making(self._ancestors):
+            equation = self.program.equations[index]
+            operands = tuple(i for i, a in enumerate(equation.invars) if self.is_parametric(a))
+            results = (var for var in equation.outvars if var in self._ancestors)
+            is_data = any(self.times[var] is BindingTime.DATA for var in results)
+            is_inside = not self._in_region or reaches_region(equation)
+            if operands and is_data and is_inside and not is_marked(equation):
+                yield index, operands
+
+    def is_parametric(self, atom: Atom) -> bool:
+        """Test whether an operand is parameter-derived and has a derivative."""
+        return carries_derivative(atom) and self.times.get(atom) is BindingTime.PARAMETER
+
+    def is_data(self, atom: Atom) -> bool:
+        """Test whether an operand is data."""
+        return is_var(atom) and self.times.get(atom) is BindingTime.DATA
+
+    def source(self, var: Var) -> Var:
+        """Return the variable at which the elementwise mark of another is placed.
+
+        Copies and elementwise functions stay after the mark: the broadcast of a bias over the
+        samples, a decay and one minus the decay, which share a mark.
+        """
+        while (equation := self.program.maker(var)) is not None:
+            operands = {atom for atom in equation.invars if self.is_parametric(atom)}
+            if len(operands) != 1:
+                break
+            (before,), name = operands, equation.primitive.name
+            is_alike = name in ELEMENTWISE and before.aval.shape == var.aval.shape
+            if not is_alike and not (name in _MOVES and len(equation.invars) == 1):
+                break
+            var = before
+        return var
+
+
+# --- marks
+
+
 class _Marks:
     """The elementwise marks of a program, while it is traced.
 
@@ -210,12 +294,12 @@ def _rule_for(
     """Return the rule that marks a use, and the operands without a mark, with the reason."""
     uses, (index, operands) = marks.uses, use
     equation = uses.program.equations[index]
-    if len(operands) == 1 and any(is_data(uses, atom) for atom in equation.invars):
-        product = product_of(equation, *operands)
+    if len(operands) == 1 and any(map(uses.is_data, equation.invars)):
+        product = _product_of(equation, *operands)
         if isinstance(product, str):
             return None, [(operands, product)]
         if product is not None:
-            return functools.partial(_run_product, product), []
+            return product, []
     passing = {i for i in operands if not couples(uses.constants, equation, i)}
     others = tuple(i for i in operands if i not in passing)
 
@@ -224,10 +308,6 @@ def _rule_for(
         return bind(equation, [marks.value(a) if i in passing else v for i, (a, v) in atoms])
 
     return rule, [(others, _why_unmarked(equation, unroll_limit))] if others else []
-
-
-def _run_product(product: Callable[..., Any], _: Equation, operands: list[Any]) -> list[Any]:
-    return [product(operands)]
 
 
 def _why_unmarked(equation: Equation, unroll_limit: int) -> str:
@@ -262,4 +342,55 @@ def _diagnostic(
         f"without a mark: {reason}. It gets the gradient of the current step.",
         names,
         source_line(equation),
+    )
+
+
+# --- products of data with a weight
+#
+# A `dot_general` is an einsum, whose axes have letters; it is marked as one matrix product, or as a
+# batch of them.
+
+_FORMATS = ("bcoo_", "bcsr_", "coo_", "csr_")
+"""Prefixes of the names of products with a matrix in a sparse format."""
+
+
+def _product_of(equation: Equation, weight: int) -> Rule | str | None:
+    """Return the rule that runs a product of data with a weight as a marked product.
+
+    A string is the reason why a product cannot be marked; ``None``: it is no product with a weight.
+    """
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general" and params["dimension_numbers"][0][0]:
+        return _unlike_default(params["precision"]) or functools.partial(_dot, weight)
+    if name == "conv_general_dilated" and weight == 1 and params["batch_group_count"] == 1:
+        return _unlike_default(params["precision"]) or _convolution
+    if weight == 0 and name in ("gather", "dynamic_slice"):
+        return "data select its entries. Call `braintrace.embedding`"
+    if weight == 0 and name.startswith(_FORMATS):
+        return "it holds the entries of a sparse matrix. Call `braintrace.sparse_matmul`"
+    return None
+
+
+def _dot(weight: int, equation: Equation, operands: list[Any]) -> list[Any]:
+    letters, dtype = dot_letters(equation), equation.outvars[0].aval.dtype
+    x, w = operands[1 - weight].astype(dtype), operands[weight].astype(dtype)
+    return [in_matrices(x, w, letters[1 - weight], letters[weight], letters[2])]
+
+
+def _convolution(equation: Equation, operands: list[Any]) -> list[Any]:
+    params, dtype = equation.params, equation.outvars[0].aval.dtype
+    same = "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers", "feature_group_count"
+    options = {name: params[name] for name in same}
+    x, kernel = (operand.astype(dtype) for operand in operands)
+    return [conv(x, kernel, strides=params["window_strides"], **options)]
+
+
+def _unlike_default(precision: Any) -> str | None:
+    """Return the reason if a product asks for a precision that ETP operations lack."""
+    asked = {*precision} if isinstance(precision, tuple) else {precision}
+    if asked <= {None, jax.lax.Precision.DEFAULT} or jax.config.jax_default_matmul_precision:
+        return None
+    return (
+        f"it has `precision={precision}`, and an ETP operation has the precision of "
+        "`jax.default_matmul_precision`: set that instead"
     )
