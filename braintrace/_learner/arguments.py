@@ -9,7 +9,7 @@ import itertools
 import operator
 import types
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -169,40 +169,33 @@ def example_arguments(graph: ETraceGraph, batch_size: int | None = None) -> Any:
 # --- options of a method
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Options:
-    """The options of one call of a learner's method; see `Learner.etrace_grad`."""
+class Options(NamedTuple):
+    """The options of a call of a method; see `Learner.etrace_grad`. Programs depend on `static`."""
 
     step_fn: Any = None
     optimizer: Any = None
     update_fn: Any = None
+    mask: ArrayLike | None = None
+    reset: ArrayLike | None = None
+    return_value: bool = False
+    progress: bool = False
+    log_every: int | None = None
+    on_log: Callable[[int, dict[str, Any]], Any] | None = None
     every: int = 1
     window: int | None = None
-    mask: ArrayLike | None = None
     reduction: str = "mean"
     chunk_size: int | str | None = "auto"
     memory_budget: int | None = None
     checkpoint: bool = False
     nonfinite: str = "skip"
     has_aux: bool = False
-    return_value: bool = False
-    reset: ArrayLike | None = None
     return_outputs: bool = True
-    progress: bool = False
-    log_every: int | None = None
-    on_log: Callable[[int, dict[str, Any]], Any] | None = None
 
     @property
-    def length_of_chunk(self) -> int | None:
-        """The number of steps of a chunk; ``None``: it is chosen."""
-        return None if self.chunk_size in (None, "auto") else int(self.chunk_size)
+    def static(self) -> tuple[Any, ...]:
+        """The options from ``every`` on."""
+        return self[9:]
 
-
-static_values = operator.attrgetter(
-    *("every", "window", "reduction", "chunk_size", "memory_budget", "checkpoint", "nonfinite"),
-    *("has_aux", "return_outputs"),
-)
-"""All values of options that a program depends on, but functions."""
 
 _type = operator.attrgetter("aval")
 
@@ -269,17 +262,14 @@ def check_flags(name: str, value: Any, batch: Batch, steps: int | None = None) -
 BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 
 
-class ByIdentity:
-    """An object that is compared by identity; the reference keeps its `id` unique."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+class Kept(tuple[Any, ...]):
+    """Objects whose `id` is in a key: with a reference, it stays unique. It is in no comparison."""
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and other.value is self.value
+        return True
 
     def __hash__(self) -> int:
-        return id(self.value)
+        return 0
 
 
 def key_of(function: Callable[..., Any]) -> tuple[tuple[Hashable, ...], bool]:
@@ -293,7 +283,8 @@ def key_of(function: Callable[..., Any]) -> tuple[tuple[Hashable, ...], bool]:
     objects by identity. A key keeps its objects alive.
     """
     key: list[Hashable] = []
-    seen: dict[int, Any] = {}
+    kept: list[Any] = []
+    seen: dict[int, int] = {}
     stack, reads_tracers = [(function, False)], False
     while stack:
         value, is_global = stack.pop()
@@ -303,18 +294,19 @@ def key_of(function: Callable[..., Any]) -> tuple[tuple[Hashable, ...], bool]:
             key.append(value)
         elif not is_global and isinstance(value, CONTAINERS):
             if id(value) not in seen:  # a function may read itself
-                seen[id(value)] = value
+                seen[id(value)] = len(seen)
                 _push_parts(value, stack)
-            key.append((type(value), [*seen].index(id(value))))
+            key.append((type(value), seen[id(value)]))
         elif is_tracer(value) if is_global else holds_tracers(value):
             reads_tracers = True
-            leaves = (
-                str(jax.typeof(x)) if is_tracer(x) else ByIdentity(x) for x in leaves_of(value)
-            )
-            key.append((type(value), *leaves))
+            leaves = leaves_of(value)
+            kept += [leaf for leaf in leaves if not is_tracer(leaf)]
+            found = (str(jax.typeof(x)) if is_tracer(x) else id(x) for x in leaves)
+            key.append((type(value), *found))
         else:
-            key.append(ByIdentity(value))
-    return tuple(key), reads_tracers
+            kept.append(value)
+            key.append(id(value))
+    return (*key, Kept(kept)), reads_tracers
 
 
 CONTAINERS = (types.FunctionType, types.MethodType, functools.partial, tuple)

@@ -97,7 +97,8 @@ def cut_sequence(
         Length of the sequence, and whether its traces start from zero, and are deferred after its
         last chunk.
     """
-    given, budget, unit = options.length_of_chunk, None, window or 1
+    given: Any = None if options.chunk_size == "auto" else options.chunk_size
+    budget, unit = None, window or 1
     trace_bytes, flat = size_in_bytes(graph.trace_specs), graph.flat_state
     update_bytes = record_bytes
     if flat is not None and graph.passes_weights:

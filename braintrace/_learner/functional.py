@@ -108,16 +108,10 @@ def find_program(
         batch, fresh = learner.graph.batch, initial()
         flags = own_arguments.check_flags("reset", flags, batch, steps)
     arguments = Arguments(sequences, mask, flags, fresh)
-    rest = (
-        None if options.optimizer is None else learner.held_optimizer.begun.value[1],
-        *(
-            own_arguments.static_values(options),
-            mask is not None,
-            None if flags is None else flags.ndim,
-            tree,
-        ),
-        *(tuple(map(WITHOUT_TIME, shapes)), tuple(map(DTYPE, leaves))),
-    )
+    optimizer = None if options.optimizer is None else learner.held_optimizer.begun.value[1]
+    given = mask is not None, None if flags is None else flags.ndim
+    types = tree, tuple(map(WITHOUT_TIME, shapes)), tuple(map(DTYPE, leaves))
+    rest = optimizer, options.static, given, *types
 
     def make() -> Program:
         placement = learner.placement

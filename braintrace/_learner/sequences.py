@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -340,7 +339,7 @@ def learn_in_slices(
             part = jax.tree.map(lambda x, now=now: x[now], sequences)
             flags = options.mask, options.reset
             mask, reset = (None if flag is None else on_host(flag)[now] for flag in flags)
-            own = dataclasses.replace(options, mask=mask, reset=reset)
+            own = options._replace(mask=mask, reset=reset)
             try:
                 result = run_method(learner, "etrace_online", part, own, start)
             except NonFiniteError as error:
