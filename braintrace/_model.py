@@ -70,21 +70,19 @@ class FoundStates:
 
     def __init__(self) -> None:
         self._model: Any = None
-        self._more: Mapping[str, Any] = {}
+        self._more: States = {}
         self._states: dict[Any, brainstate.State] = {}
         self._held: list[tuple[Any, Any, brainstate.State]] = []
 
-    def __call__(
-        self, model: brainstate.nn.Module, more: Mapping[str, Any], paths: list[Path]
-    ) -> States:
-        """Return the current States, and more with these paths."""
+    def __call__(self, model: brainstate.nn.Module, more: States) -> States:
+        """Return the current States, and more."""
         is_current = model is self._model and more is self._more
         for holder, key, state in self._held:
             is_current = is_current and holder.get(key) is state
         if not is_current:
             found = all_states(model)
             self._held = [(*_place(model, path), state) for path, state in found.items()]
-            found.update(zip(paths, more.values(), strict=True))
+            found.update(more)
             self._model, self._more, self._states = model, more, found
         return self._states
 

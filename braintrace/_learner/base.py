@@ -115,8 +115,7 @@ class BaseLearner(brainstate.nn.Module):
         self.compiler_options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
         self.samples_of_model: int | None = None
         self.is_mapped = False
-        self.filters: dict[str, brainstate.ShortTermState] = {}
-        self.filter_paths: list[Path] = []
+        self.filters: dict[Path, brainstate.ShortTermState] = {}
         self.found_states = _model.FoundStates()
         self.held_optimizer = LearnerOptimizer()
         self.programs: Hidden[dict[Any, Any]] = Hidden({})  # see `cached_program`
@@ -289,7 +288,7 @@ class BaseLearner(brainstate.nn.Module):
     @property
     def states_of_model(self) -> States:
         """All current States of the model and the filters of its readouts, by path."""
-        return self.found_states(self.module, self.filters, self.filter_paths)
+        return self.found_states(self.module, self.filters)
 
     @property
     def param_states(self) -> dict[Path, brainstate.State]:
@@ -409,11 +408,9 @@ class BaseLearner(brainstate.nn.Module):
     def begin_sequence(self, before: Callable[[], Traces] | None = None) -> None:
         """Set traces and filters to the start of a sequence; ``None``: of the first one."""
         leaves = self.graph.traced.filters
-        starts = dict(zip((leaf.name for leaf in leaves), starts_of(leaves), strict=True))
+        starts = dict(zip((leaf.path for leaf in leaves), starts_of(leaves), strict=True))
         if starts.keys() != self.filters.keys():
-            self.filters = {name: brainstate.ShortTermState(v) for name, v in starts.items()}
-            self.filter_paths = [leaf.path for leaf in leaves]
-        for name, value in starts.items():
-            self.filters[name].value = value
+            self.filters = {path: brainstate.ShortTermState(v) for path, v in starts.items()}
+        _model.write_by_path(self.filters, starts)
         traces = self.traces_at_start(before or self.zero_traces)
         self.carried.store(traces, not is_watched())

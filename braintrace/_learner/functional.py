@@ -21,7 +21,6 @@ from .. import _brainstate
 from .._checks import common_length
 from .._core.traces import pack, unpack
 from .._errors import OptionError
-from .._from_function import gradients_for
 from .._graph.method import Traces
 from .._graph.report import SequenceRow
 from .._jax import own_copy
@@ -33,16 +32,7 @@ from .base import BaseLearner
 from .chunks import checkpointed_bytes
 from .gradient import SequenceGradient
 from .online import OnlineLearning
-from .program import (
-    Arguments,
-    Call,
-    GradientAndAux,
-    GradientAndLosses,
-    GradientLossesAndAux,
-    Prediction,
-    Program,
-    Result,
-)
+from .program import Arguments, Call, Prediction, Program, Result
 from .state import LearnerState, Places, states_in
 from .traces import Form, Zero, is_settled, settled
 
@@ -147,27 +137,12 @@ def run_method(
     results, verdict = advance(learner, program, arguments, steps)
     if program.notice is not None:
         program.notice(verdict, start)
-    return named_results(learner, program, results, options)
+    return program.named(results, options)
 
 
 def run_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> PyTree:
     """Run one step, or the steps of `MultiStepData`, and return the output of ``update``."""
     return advance(learner, *find_call(learner, arguments))[0]
-
-
-def named_results(
-    learner: BaseLearner, program: Program, results: PyTree, options: Options
-) -> PyTree:
-    """Return the results of a method for the user: gradients by path, and names for several."""
-    if not program.parameters:
-        return results
-    gradients, losses, aux = results
-    by_path = dict(zip(program.parameters, gradients, strict=True))
-    own = gradients_for(learner.module, by_path)
-    if options.return_value:
-        both = GradientAndLosses(own, losses)
-        return GradientLossesAndAux(*both, aux) if options.has_aux else both
-    return GradientAndAux(own, aux) if options.has_aux else own
 
 
 def advance(
@@ -420,7 +395,7 @@ class FunctionalLearner:
         call = learner, method, sequences, options, lambda: list(fresh.values())
         program, arguments, _ = find_program(*call)
         after, results = self._advance(state, program, arguments)
-        return after, named_results(learner, program, results, options)
+        return after, program.named(results, options)
 
     def _advance(self, state: LearnerState, program: Program, arguments: Arguments) -> Outcome:
         """Run a program on a state."""

@@ -28,12 +28,13 @@ from .._core.steps import Inputs, operand_shapes, probed_step, residuals
 from .._core.traces import as_arrays, examples, is_zero, ordering_token
 from .._core.windows import window_signals, window_step
 from .._errors import OptionError
+from .._from_function import gradients_for
 from .._graph.method import Adjoints, Chunk, Records, Traces, Weights
 from .._jax_kernels import without_derivative
 from .._jaxpr.program import program_of
 from .._model import add_to_states
 from .._rules.d_rtrl import ParameterTraces
-from .._typing import PyTree, path_name
+from .._typing import Path, PyTree, path_name
 from . import chunks, user_step
 from .arguments import Options
 from .base import BaseLearner
@@ -47,6 +48,28 @@ NO_DERIVATIVE = (
     "`jax.lax.stop_gradient`, call the learner step by step, or differentiate `predict`: this is "
     "backpropagation through time."
 )
+
+
+class GradientAndLosses(NamedTuple):
+    """Result of `etrace_grad` with ``return_value``."""
+
+    gradients: PyTree
+    losses: PyTree
+
+
+class GradientAndAux(NamedTuple):
+    """Result of `etrace_grad` with ``has_aux``."""
+
+    gradients: PyTree
+    aux: PyTree
+
+
+class GradientLossesAndAux(NamedTuple):
+    """Result of `etrace_grad` with both."""
+
+    gradients: PyTree
+    losses: PyTree
+    aux: PyTree
 
 
 class Fixed(NamedTuple):
@@ -116,10 +139,9 @@ class SequenceGradient(Program):
             sum(leaf.nbytes for leaf in jax.tree.leaves(written)),
         )
         self._chunks = functools.partial(chunks.cut_sequence, graph, options, self._window, *sizes)
-        if not evolves:
-            self.parameters = tuple(parameters)
-            if not self._passes:
-                self._report_lost_gradients(written)
+        self._parameters = list(parameters)
+        if not evolves and not self._passes:
+            self._report_lost_gradients(written)
 
     def _report_lost_gradients(self, written: list[PyTree]) -> None:
         pairs = zip(self._step.written_of(self.paths), written, strict=True)
@@ -201,6 +223,21 @@ class SequenceGradient(Program):
         if mask is not None:  # the loss of a masked step may be NaN
             losses = jnp.where(mask == 0, 0, losses)
         return ((gradients, losses, aux), None), written, after
+
+    def by_parameter(self, gradients: list[PyTree]) -> dict[Path, PyTree]:
+        """Return gradients by the paths of their parameters."""
+        return dict(zip(self._parameters, gradients, strict=True))
+
+    def named(self, results: PyTree, options: Options) -> PyTree:
+        """Return the results for the user: gradients by path, and names for several results."""
+        if self._evolves:
+            return results
+        gradients, losses, aux = results
+        own = gradients_for(self._learner.module, self.by_parameter(gradients))
+        if options.return_value:
+            both = GradientAndLosses(own, losses)
+            return GradientLossesAndAux(*both, aux) if options.has_aux else both
+        return GradientAndAux(own, aux) if options.has_aux else own
 
     def _defers(self, steps: int, from_zero: bool) -> bool:
         """Test whether a program of its own computes the traces after a call, when they are read.

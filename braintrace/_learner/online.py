@@ -9,7 +9,7 @@ deferred to the end of the stream, so a stream can be endless.
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import brainstate
 import jax
@@ -29,12 +29,19 @@ from .arguments import Options
 from .base import BaseLearner
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
-from .program import Arguments, LossesAndAux, Program, Result
+from .program import Arguments, Program, Result
 from .state import by_path
 from .update import StepResult, check_finite, run_update
 
 Slices: TypeAlias = tuple[PyTree, jax.Array | None, jax.Array | None]
 """Slices of the sequences, the flags and the mask, for one step or the steps of a block."""
+
+
+class LossesAndAux(NamedTuple):
+    """Result of `etrace_online` with ``has_aux``."""
+
+    losses: PyTree
+    aux: PyTree
 
 
 class OnlineLearning(Program):
@@ -125,9 +132,8 @@ class OnlineLearning(Program):
         (results, _), written, after = block.run(values, traces, arguments)
         for state, value in zip(block.written, written, strict=True):
             state.value = value
-        of_parameters, losses, aux = results
-        gradients = dict(zip(block.parameters, of_parameters, strict=True))
-        return gradients, losses, aux, block.finished(after, traces)
+        gradients, losses, aux = results
+        return block.by_parameter(gradients), losses, aux, block.finished(after, traces)
 
     def run(self, values: list[PyTree], traces: Any, arguments: Arguments) -> Result:
         """Return losses and auxiliary results, and verdicts."""

@@ -24,7 +24,7 @@ from .._graph.method import Chunk, Traces
 from .._jax import Var
 from .._jax_kernels import for_devices
 from .._model import leaves_by_var, whole_values
-from .._typing import Path, PyTree
+from .._typing import PyTree
 from .arguments import Options, read_arguments
 from .base import BaseLearner
 from .chunks import Chunks, steps_of
@@ -55,35 +55,6 @@ Result: TypeAlias = tuple[tuple[PyTree, PyTree], list[PyTree], Traces | Deferred
 """Results and verdicts, new values of the written States, and traces; ``None``: they stay."""
 
 
-class GradientAndLosses(NamedTuple):
-    """Result of `etrace_grad` with ``return_value``."""
-
-    gradients: PyTree
-    losses: PyTree
-
-
-class GradientAndAux(NamedTuple):
-    """Result of `etrace_grad` with ``has_aux``."""
-
-    gradients: PyTree
-    aux: PyTree
-
-
-class GradientLossesAndAux(NamedTuple):
-    """Result of `etrace_grad` with both."""
-
-    gradients: PyTree
-    losses: PyTree
-    aux: PyTree
-
-
-class LossesAndAux(NamedTuple):
-    """Result of `etrace_online` with ``has_aux``."""
-
-    losses: PyTree
-    aux: PyTree
-
-
 class Program:
     """A method as a pure function `run` of values of States, traces and arguments.
 
@@ -98,8 +69,6 @@ class Program:
         Axis of samples in the arguments.
     finish
         Returns traces from the sources of `Deferred`, and the traces before the call.
-    parameters
-        Paths of the gradients in the results.
     cuts
         The chunks of sequences by their length, and whether they start from zero traces.
     check, notice
@@ -109,7 +78,6 @@ class Program:
 
     reads: Literal["zero", "arrays", "nothing"] = "arrays"
     batch_axis = 1
-    parameters: tuple[Path, ...] = ()
     check: Callable[[PyTree], None] | None = None
     notice: Callable[[PyTree, int], None] | None = None
 
@@ -136,6 +104,10 @@ class Program:
     def finish(self, sources: PyTree, before: Traces | None) -> Traces:
         """Return deferred traces, from those before the call; ``None``: they are zero."""
         raise NotImplementedError
+
+    def named(self, results: PyTree, options: Options) -> PyTree:
+        """Return the results for the user: gradients by path, and names for several results."""
+        return results
 
     def overwrites(self, steps: int, from_zero: bool) -> bool:
         """Test whether the buffers of the traces before a call are free after it."""
