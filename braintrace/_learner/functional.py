@@ -129,11 +129,8 @@ def run_method(
 ) -> PyTree:
     """Run a method of a learner; ``start`` is the index of its first step in the user's call."""
     learner.follow_every_state(options.window)
-
-    def initial() -> list[PyTree]:
-        return list(learner.initial_values().values())
-
-    program, arguments, steps = find_program(learner, method, sequences, options, initial)
+    call = learner, method, sequences, options, lambda: [*learner.initial_values().values()]
+    program, arguments, steps = find_program(*call)
     results, verdict = advance(learner, program, arguments, steps)
     if program.notice is not None:
         program.notice(verdict, start)
@@ -380,9 +377,8 @@ class FunctionalLearner:
     ) -> Outcome:
         """Run a method of the learner."""
         learner = self._learner
-        inspect.signature(getattr(type(learner), method)).bind(
-            None, **given
-        )  # raises Python's error
+        signature = inspect.signature(getattr(type(learner), method))
+        signature.bind(None, **given)  # raises Python's error
         options = Options(**given)
         if options.optimizer is not None:
             parameters = learner.parameters_for_optimizer

@@ -123,10 +123,8 @@ class SequenceGradient(Program):
         parameters, slices = learner.param_states, user_step.example_slices((sequences, flags))
         constants = examples(self._operand_shapes), initial
         known = self._probes, constants, slices
-        self._step = step = user_step.PureStep(
-            self._recorded_step, list(parameters.values()), known
-        )
-        self._count = len(parameters)
+        states, self._count = list(parameters.values()), len(parameters)
+        self._step = step = user_step.PureStep(self._recorded_step, states, known)
         super().__init__(learner, step.states, step.is_written)
         if graph.held_paths:
             _check_fixed_weights(learner, self.written, flags is not None)
@@ -134,10 +132,7 @@ class SequenceGradient(Program):
         asked = self._has_mask, self._passes, self._linear is not None
         self._runner = chunk_runner(step, self._values(fixed), slices, *asked)
         written = step.written_of(fixed.values)
-        sizes = (
-            self._runner.count_bytes(),
-            sum(leaf.nbytes for leaf in jax.tree.leaves(written)),
-        )
+        sizes = self._runner.count_bytes(), sum(leaf.nbytes for leaf in jax.tree.leaves(written))
         self._chunks = functools.partial(chunks.cut_sequence, graph, options, self._window, *sizes)
         self._parameters = list(parameters)
         if not evolves and not self._passes:

@@ -68,7 +68,7 @@ class Program:
     batch_axis
         Axis of samples in the arguments.
     finish
-        Returns traces from the sources of `Deferred`, and the traces before the call.
+        Returns traces from the sources of `Deferred`, and those before the call; ``None``: zeros.
     cuts
         The chunks of sequences by their length, and whether they start from zero traces.
     check, notice
@@ -78,6 +78,8 @@ class Program:
 
     reads: Literal["zero", "arrays", "nothing"] = "arrays"
     batch_axis = 1
+    run: Callable[[list[PyTree], Any, Arguments], Result]
+    finish: Callable[[Any, Traces | None], Traces]
     check: Callable[[PyTree], None] | None = None
     notice: Callable[[PyTree, int], None] | None = None
 
@@ -96,14 +98,6 @@ class Program:
         self.cuts: dict[tuple[int, bool], Chunks] = {}
         paths = {id(state): path for path, state in learner.states_of_step.items()}
         self.paths = [paths.get(id(state)) for state in states]
-
-    def run(self, values: list[PyTree], traces: Traces | None, arguments: Arguments) -> Result:
-        """Return the result for values of the States."""
-        raise NotImplementedError
-
-    def finish(self, sources: PyTree, before: Traces | None) -> Traces:
-        """Return deferred traces, from those before the call; ``None``: they are zero."""
-        raise NotImplementedError
 
     def named(self, results: PyTree, options: Options) -> PyTree:
         """Return the results for the user: gradients by path, and names for several results."""
@@ -196,8 +190,10 @@ class Call(Program):
     def run(self, values: list[PyTree], traces: Any, arguments: Arguments) -> Result:
         """Run the steps."""
         data = arguments.sequences if self._has_steps else as_chunk(arguments.sequences)
-        read = read_arguments(self._graph, _first(data))
-        first = self._held({**read, **leaves_by_var(self._graph, self._by_path, values)})
+        states = leaves_by_var(self._graph, self._by_path, values)
+        # The states before a step are constants: traces contain how they depend on parameters.
+        before = jax.lax.stop_gradient(self._written(states))
+        first = self._inputs(states, before, _first(data))
         run = self._window if self._has_window else self._alone
         (last, traces), outputs = run(first, traces, data)
         outputs = outputs if self._has_steps else _first(outputs)
@@ -207,7 +203,7 @@ class Call(Program):
 
     def _alone(self, first: Inputs, traces: Any, sequences: PyTree) -> Any:
         def step(carry: tuple[list[Any], Any], slices: Any) -> Any:
-            now = self._held(self._inputs(first, carry[0], slices))
+            now = self._inputs(first, jax.lax.stop_gradient(carry[0]), slices)
             outputs, new, traces = self._step.one_step(now, carry[1])
             return (self._written(new), traces), outputs
 
@@ -228,11 +224,6 @@ class Call(Program):
         records = dataclasses.replace(jax.lax.stop_gradient(records), steps=steps_of(sequences))
         after = method.update(Chunk(graph, constants, records), before)
         return (last, after), outputs
-
-    def _held(self, inputs: Inputs) -> dict[Var, Any]:
-        # The states before a step are constants: traces contain how they depend on parameters.
-        written = self._traced.written_vars
-        return {**inputs, **{var: jax.lax.stop_gradient(inputs[var]) for var in written}}
 
     def _written(self, values: Mapping[Var, Any]) -> list[Any]:
         return [values[var] for var in self._traced.written_vars]
