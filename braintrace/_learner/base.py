@@ -386,7 +386,7 @@ class BaseLearner(brainstate.nn.Module):
     def starting_traces(self) -> Traces:
         """Return the initial traces of a sequence; zero traces are represented by shapes."""
         traces = core_traces.starting_traces(self.compiled.trace_specs)
-        return core_traces.pack(traces, self.carried.pairs)
+        return core_traces.pack(traces, self.carried.pairs())
 
     def zero_traces(self) -> Traces:
         """Return the initial traces of the first sequence as arrays."""
@@ -403,7 +403,7 @@ class BaseLearner(brainstate.nn.Module):
             return Zero()
         now = core_traces.unpack(before())
         fresh = {**core_traces.unpack(self.zero_traces()), **{key: now[key] for key in streams}}
-        return core_traces.pack(fresh, self.carried.pairs)
+        return core_traces.pack(fresh, self.carried.pairs())
 
     def begin_sequence(self, before: Callable[[], Traces] | None = None) -> None:
         """Set traces and filters to the start of a sequence; ``None``: of the first one."""

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._core.steps import finish
-from .._core.traces import as_arrays, examples, size_in_bytes
+from .._core.traces import as_arrays, size_in_bytes
 from .._graph.graph import ETraceGraph
 from .._graph.trace_spec import specs_of
 from .._jax import struct_of
@@ -154,21 +154,18 @@ def _bytes_for_bptt(graph: ETraceGraph) -> tuple[int, int]:
     """
     model = graph.traced.unfiltered or graph.traced
     shapes = {var: struct_of(var.aval) for var in model.program.in_vars}
-    moving = [var for var, shape in shapes.items() if jnp.issubdtype(shape.dtype, jnp.inexact)]
+
+    def transpose(values: list[Any]) -> Any:
+        def run(values: list[Any]) -> list[Any]:
+            outputs, new = finish(model, dict(zip(shapes, values, strict=True)), {})
+            return [*outputs, *new.values()]
+
+        return jax.vjp(run, values)[1]
 
     def size_of(shape: jax.ShapeDtypeStruct) -> int:
         return int(shape.size * shape.dtype.itemsize)
 
-    def transpose(values: list[Any]) -> Any:
-        def run(values: list[Any]) -> list[Any]:
-            given = dict(zip(shapes, examples(list(shapes.values())), strict=True))
-            outputs, new = finish(model, {**given, **dict(zip(moving, values, strict=True))}, {})
-            leaves = [*outputs, *new.values()]
-            return [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-
-        return jax.vjp(run, values)[1]
-
-    read = jax.tree.leaves(jax.eval_shape(transpose, [shapes[var] for var in moving]))
+    read = jax.tree.leaves(jax.eval_shape(transpose, list(shapes.values())))
     kept = collections.Counter(map(struct_of, read))
     kept -= collections.Counter(shapes[leaf.in_var] for leaf in model.parameters)
     of_step = sum(size_of(shape) * count for shape, count in kept.items())

@@ -137,11 +137,6 @@ def run_method(
     return program.named(results, options)
 
 
-def run_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> PyTree:
-    """Run one step, or the steps of `MultiStepData`, and return the output of ``update``."""
-    return advance(learner, *find_call(learner, arguments))[0]
-
-
 def advance(
     learner: BaseLearner, program: Program, arguments: Arguments, steps: int = 1
 ) -> tuple[PyTree, PyTree]:
@@ -287,7 +282,7 @@ class FunctionalLearner:
             if not has_optimizer:
                 optimizer.write(None)
             _brainstate.set_values(kept, values)
-            learner.carried.value = pack(traces, learner.carried.pairs)
+            learner.carried.value = pack(traces, learner.carried.pairs())
             learner.place()
             learner.carried.left = _brainstate.peek_all(learner.followed.values())
 
@@ -398,7 +393,7 @@ class FunctionalLearner:
         places, done = self._checked(state), list[Result]()
         is_zero = program.reads == "zero" and isinstance(state.traces, Zero)
         has_none = is_zero or program.reads == "nothing"
-        traces = None if has_none else pack(self._arrays(state), self._learner.carried.pairs)
+        traces = None if has_none else pack(self._arrays(state), self._learner.carried.pairs())
         values = [places.value_in(state, each) for each in program.states]
         program(values, traces, arguments, in_place=False, done=done)
         results, verdict = done[0][0]

@@ -22,7 +22,7 @@ from .._typing import Path, PyTree, path_name
 from . import sequences
 from .arguments import check_flags, first_step
 from .base import BaseLearner
-from .functional import FunctionalLearner, rows_of, run_call
+from .functional import FunctionalLearner, advance, find_call, rows_of
 from .user_step import INTERCEPTORS
 
 if TYPE_CHECKING:
@@ -135,7 +135,9 @@ class Learner(BaseLearner):
             Before `compile_graph`, or for inputs or states of a different shape.
         """
         interceptor = INTERCEPTORS.get().get(id(self))
-        return run_call(self, arguments) if interceptor is None else interceptor(*arguments)
+        if interceptor is not None:
+            return interceptor(*arguments)
+        return advance(self, *find_call(self, arguments))[0]
 
     def reset_state(
         self, batch_size: int | None = None, *, where: Any = None, **kwargs: Any

@@ -154,8 +154,8 @@ class CarriedTraces(brainstate.ShortTermState):
 
     Attributes
     ----------
-    zeros
-        Returns zero traces as arrays.
+    zeros, pairs
+        Return zero traces as arrays, and the traces that share an array.
     left
         Values of the hidden States after the last call, to which the traces belong.
     unfinished
@@ -182,12 +182,7 @@ class CarriedTraces(brainstate.ShortTermState):
         # If this State is created inside a map, the map adds an axis to every trace afterwards.
         self.needs_arrays = _brainstate.is_watched()
         self.zeros = zeros
-        self._pairs: Callable[[], Pairs] = tuple if _brainstate.is_watched() else pairs
-
-    @property
-    def pairs(self) -> Pairs:
-        """Traces that share an array."""
-        return self._pairs()
+        self.pairs: Callable[[], Pairs] = tuple if _brainstate.is_watched() else pairs
 
     def _check_value_tree(self, v: Any) -> None:
         """Accept every form, though brainstate compares structures."""
