@@ -158,7 +158,7 @@ def advance(
     is_certain = is_outside and program.check is None  # to be written once it has run
     if is_certain:
         carried.__dict__["unfinished"] = write
-    in_place = is_certain and program.overwrites(steps, traces is None)
+    in_place = is_certain and program.is_overwriting(steps, traces is None)
     if in_place and not carried.is_owned:  # a program that overwrites nothing would be a second one
         traces = jax.tree.map(jnp.copy, traces)
     program(values, traces, arguments, in_place=in_place, done=done)

@@ -112,6 +112,7 @@ class Program:
         run: Any = functools.partial(self._placed)
         run.__name__ = type(self).__name__  # as profilers and dumps of XLA show it
         self._compiled, self._finish = Jitted(run), Jitted(self._finished, key)
+        self.is_overwriting = functools.cache(self.overwrites)
         return self
 
     def __call__(
