@@ -106,8 +106,7 @@ def check_model(model: Any) -> None:
 def path_filter(given: Any) -> Callable[[Path], bool]:
     """Return a path such as ``'cell/w'``, the beginning of one, or a function as a function."""
     if not isinstance(given, (str, tuple)):
-        fits: Callable[[Path], bool] = given
-        return fits
+        return given
     start = tuple(map(str, given.split("/") if isinstance(given, str) else given))
     return lambda path: tuple(map(str, path[: len(start)])) == start
 
@@ -129,8 +128,7 @@ def common_length(shapes: Sequence[tuple[int, ...]], what: str) -> int:
             f"Every {what} needs the same leading time axis, of at least one step; the shapes "
             f"given are {', '.join(map(str, shapes)) or 'none'}."
         )
-    length: int = lengths.pop()[0]
-    return length
+    return lengths.pop()[0]
 
 
 def flags_of(

@@ -299,10 +299,7 @@ def gradients_for(model: brainstate.nn.Module, by_path: dict[Path, Any]) -> PyTr
 
 def gradients_by_path(model: brainstate.nn.Module, gradients: PyTree) -> dict[Path, Any]:
     """Undo `gradients_for`."""
-    by_path: dict[Path, Any] = (
-        model.by_path(gradients) if isinstance(model, FunctionModel) else gradients
-    )
-    return by_path
+    return model.by_path(gradients) if isinstance(model, FunctionModel) else gradients
 
 
 class _Given(NamedTuple):

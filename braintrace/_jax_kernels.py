@@ -158,8 +158,7 @@ def has_csr_kernel() -> bool:
 
 def csr_kernel(result: jax.ShapeDtypeStruct) -> Callable[..., Any]:
     """Return ``(data, pointers, columns, dense) -> result``: a product with a CSR matrix."""
-    kernel: Callable[..., Any] = jax.ffi.ffi_call(_CSR_KERNEL, result)
-    return kernel
+    return jax.ffi.ffi_call(_CSR_KERNEL, result)
 
 
 def zero_tangent(value: Any) -> Any:

@@ -55,8 +55,7 @@ class Printed:
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as dicts, lists, strings and numbers, ready for JSON."""
         fields = dataclasses.asdict(self)  # type: ignore[call-overload]
-        plain: dict[str, Any] = json.loads(json.dumps(fields, default=int))
-        return plain
+        return json.loads(json.dumps(fields, default=int))
 
 
 def in_bytes(count: int) -> str:

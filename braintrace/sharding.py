@@ -167,8 +167,7 @@ def on_host(array: Any) -> np.ndarray:
         return np.asarray(array)
     from jax.experimental import multihost_utils  # most programs have one process
 
-    found: np.ndarray = multihost_utils.process_allgather(array, tiled=True)
-    return found
+    return multihost_utils.process_allgather(array, tiled=True)
 
 
 def _is_whole(leaf: Any) -> bool:

@@ -87,8 +87,7 @@ class LiveStream:
         self._held = _Held(leaves)
 
     def _state_of(self, leaves: Leaves) -> LearnerState:
-        state: LearnerState = jax.tree.unflatten(self._tree, leaves)
-        return state
+        return jax.tree.unflatten(self._tree, leaves)
 
     def _compiled(
         self, function: Callable[..., tuple[LearnerState, PyTree]]
@@ -99,8 +98,7 @@ class LiveStream:
             state, result = function(self._state_of(leaves), *call)
             return jax.tree.leaves(state), result
 
-        compiled: Callable[..., tuple[Leaves, PyTree]] = jax.jit(of_leaves)
-        return compiled
+        return jax.jit(of_leaves)
 
     @property
     def state(self) -> LearnerState:

@@ -155,8 +155,7 @@ def _of_output(lattice: Lattice, equation: Equation, operands: Sequence[Flow], o
             results.append(one if one is None else spread(lattice, one, var.aval.shape))
         else:
             results.append(lattice.put(lattice.empty(var.aval.shape), targets, flow))
-    total: Flow = joined(lattice, results)
-    return total
+    return joined(lattice, results)
 
 
 def _special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:

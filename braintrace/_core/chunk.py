@@ -170,8 +170,7 @@ class Losses:
 
         parameters, zeros = [fixed[var] for var in self.parameters], zeros_of(self.places)
         terms = [jnp.zeros((len(scales), *zero.shape), zero.dtype) for zero in zeros]
-        result: GradientsAndLosses = jax.grad(total, (0, 1), has_aux=True)(parameters, terms)
-        return result
+        return jax.grad(total, (0, 1), has_aux=True)(parameters, terms)
 
     def _one_by_one(
         self, fixed: ByVar, recorded: list[Any], scales: jax.Array

@@ -174,8 +174,7 @@ def trace_shapes(
         every = init_trace(*operation, relation.x_var, relation.y_var, operands)
         return {name: active.pick(array) for name, array in every.items()}
 
-    result: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(zeros)
-    return result
+    return jax.eval_shape(zeros)
 
 
 # --- gradients
@@ -221,8 +220,7 @@ def sum_products(
 
 def like(arrays: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Return new arrays, gradients or traces, with the dtypes of others."""
-    result: dict[str, Any] = jax.tree.map(lambda a, n: n.astype(a.dtype), dict(arrays), dict(new))
-    return result
+    return jax.tree.map(lambda a, n: n.astype(a.dtype), dict(arrays), dict(new))
 
 
 def add(first: Weights, second: Weights) -> Weights:
@@ -241,8 +239,7 @@ def where_elements(
     if is_zero(trace):
         return trace
     select = functools.partial(where_outputs, site)
-    selected: Arrays = site.each_layer(select, active.pick(site.to_outputs(flags)), trace)
-    return selected
+    return site.each_layer(select, active.pick(site.to_outputs(flags)), trace)
 
 
 def where_outputs(site: TraceSite, flags: jax.Array, trace: Arrays) -> Arrays:
@@ -256,8 +253,7 @@ def which_entries(
 ) -> Arrays:
     """Return the entries of a trace, possibly given by shapes, that belong to group elements."""
     of_layer, outputs = functools.partial(_entries, site), active.pick(site.to_outputs(positions))
-    entries: Arrays = site.each_layer(of_layer, outputs, as_arrays(trace))
-    return entries
+    return site.each_layer(of_layer, outputs, as_arrays(trace))
 
 
 def _entries(site: TraceSite, outputs: jax.Array, trace: Arrays) -> Arrays:

@@ -234,8 +234,7 @@ class LocalStep:
         program, group = self.graph.traced.program, self.group
         held = {v: self.values[v] for v in held_vars(self.graph, group, state) if v in self.values}
         rules = maxima_of(program) | self._rules_of(group.cuts[state])
-        value: jax.Array = evaluate(program, [target], self._inputs, held | live, rules)[0]
-        return value
+        return evaluate(program, [target], self._inputs, held | live, rules)[0]
 
     def _rules_of(self, cuts: Sequence[Cut]) -> dict[int, Rule]:
         """Return rules that hold operands constant, and take derivatives from known results."""

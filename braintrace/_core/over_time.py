@@ -56,10 +56,7 @@ def scan_over_time(
 ) -> tuple[Carry, Result]:
     """Scan over the first axis of sequences, on accelerators several steps per iteration."""
     unroll = 1 if current_device().platform == "cpu" else STEPS_AN_ITERATION
-    result: tuple[Carry, Result] = jax.lax.scan(
-        step, start, sequences, length=steps, reverse=reverse, unroll=unroll
-    )
-    return result
+    return jax.lax.scan(step, start, sequences, length=steps, reverse=reverse, unroll=unroll)
 
 
 def scan_records(

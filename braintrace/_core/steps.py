@@ -38,11 +38,10 @@ Inputs: TypeAlias = Mapping[Var, Any]
 
 def operand_shapes(graph: ETraceGraph) -> Weights:
     """Return the shapes of the operands that have gradients."""
-    found: Weights = {
+    return {
         key: {name: struct_of(atom.aval) for name, atom in own.items()}
         for key, own in graph.operand_atoms.items()
     }
-    return found
 
 
 def operands(graph: ETraceGraph, inputs: Inputs) -> Weights:
@@ -119,8 +118,7 @@ def residuals(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
     if "values" in graph.needs:
         read = list(dict.fromkeys([*read_vars(graph), *states]))
         values = {n: known[v] for n, v in zip(names_of(program, read), read, strict=True)}
-    result: Records = jax.lax.stop_gradient(Records(x=x, values=values))
-    return result
+    return jax.lax.stop_gradient(Records(x=x, values=values))
 
 
 def probed_step(

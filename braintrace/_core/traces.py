@@ -120,8 +120,7 @@ def starting_traces(specs: TraceSpecs) -> Traces:
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
         return jnp.broadcast_to(jnp.asarray(spec.initial, spec.dtype), spec.shape)
 
-    traces: Traces = jax.tree.map(start, specs)
-    return traces
+    return jax.tree.map(start, specs)
 
 
 def outliving(specs: TraceSpecs) -> list[str]:
@@ -175,8 +174,7 @@ def samples_with(
 
     if samples == 1:
         return of_sample(jnp.ones(1, bool))[None]
-    flags: jax.Array = jax.lax.map(of_sample, jnp.eye(samples, dtype=bool))
-    return flags
+    return jax.lax.map(of_sample, jnp.eye(samples, dtype=bool))
 
 
 def _at_entries(spec: TraceSpec, flags: jax.Array) -> jax.Array:
@@ -458,8 +456,7 @@ def depend_on(flag: jax.Array | None, traces: Traces) -> Traces:
     """Return unchanged traces that depend on a flag."""
     if flag is None:
         return traces
-    kept: Traces = jax.tree.map(lambda leaf: jnp.where(flag, jnp.zeros_like(leaf), leaf), traces)
-    return kept
+    return jax.tree.map(lambda leaf: jnp.where(flag, jnp.zeros_like(leaf), leaf), traces)
 
 
 def unfused(product: jax.Array, factor: jax.Array) -> jax.Array:
@@ -469,5 +466,4 @@ def unfused(product: jax.Array, factor: jax.Array) -> jax.Array:
     knows that all entries of the other factor are equal, as in traces that the program has just
     reset, it then reads uninitialised memory. It does not fuse a selection.
     """
-    result: jax.Array = ordered_after([factor], product)
-    return result
+    return ordered_after([factor], product)

@@ -212,8 +212,7 @@ def with_gradient(
     """
 
     def zeros(*arguments: Any) -> Probes:
-        found: Probes = zeros_mapped_like(shapes, arguments)
-        return found
+        return zeros_mapped_like(shapes, arguments)
 
     def forward(*arguments: Any) -> tuple[Probes, tuple[Weights, PyTree]]:
         weights, residuals = jax.tree.map(lambda argument: argument.value, arguments)
@@ -226,5 +225,4 @@ def with_gradient(
 
     probes = jax.custom_vjp(zeros)
     probes.defvjp(forward, backward, symbolic_zeros=True)
-    result: Probes = probes(weights, residuals)
-    return result
+    return probes(weights, residuals)

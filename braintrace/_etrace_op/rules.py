@@ -161,10 +161,7 @@ def _shapes_of_terms(
         return None if aval is None else jax.ShapeDtypeStruct((1, *aval.shape), aval.dtype)
 
     rule = functools.partial(terms_of, spec, spec.xy_to_dw, dict(params))
-    terms: dict[str, jax.ShapeDtypeStruct] = jax.eval_shape(
-        rule, of_one_step(x), of_one_step(y), dict(weights)
-    )
-    return terms
+    return jax.eval_shape(rule, of_one_step(x), of_one_step(y), dict(weights))
 
 
 def _init_pp(
@@ -187,8 +184,7 @@ def terms_of(
     pull = functools.partial(_pull_steps, spec, xy_to_dw, params, weights)
     if not spec.batched or x is None:
         return pull(x, hidden_dim)
-    terms: Arrays = jax.vmap(pull, in_axes=1)(x, hidden_dim)
-    return terms
+    return jax.vmap(pull, in_axes=1)(x, hidden_dim)
 
 
 def _pull_steps(

@@ -175,8 +175,7 @@ class Through(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self.equation.outvars[0].aval.shape
-        return shape
+        return self.equation.outvars[0].aval.shape
 
     def filled(self, operand: int) -> np.ndarray:
         """Return the flow of an operand as an array, also if it is ``None``."""

@@ -68,8 +68,7 @@ OverTime: TypeAlias = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 
 def steps_of(sequences: PyTree) -> int:
     """Return the common number of steps of sequences."""
-    steps: int = jax.tree.leaves(sequences)[0].shape[0]
-    return steps
+    return jax.tree.leaves(sequences)[0].shape[0]
 
 
 def cut_sequence(

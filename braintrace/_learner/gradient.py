@@ -257,8 +257,7 @@ class SequenceGradient(Program):
     def _zeros(self, fixed: Fixed) -> Gradients:
         leaves = jax.tree.leaves(fixed.values[: self._count])
         outside = list(itertools.compress(leaves, self._runner.differentiated))
-        zeros: Gradients = jax.tree.map(zero_sum, (outside, fixed.weights))
-        return zeros
+        return jax.tree.map(zero_sum, (outside, fixed.weights))
 
     def _forward(self, fixed: Fixed, traces: Traces | None, data: Part, cut: Chunks) -> OfChunks:
         """Run all chunks; the traces after the last one are deferred."""
@@ -292,8 +291,7 @@ class SequenceGradient(Program):
     def finished(self, after: Any, traces: Traces | None) -> Traces:
         """Return the traces after a call as arrays, given those before it."""
         if not isinstance(after, Deferred):
-            found: Traces = after
-            return found
+            return after
         before: Any = traces if after.before is None else after.before
         return self.finish(after.sources, before)
 
@@ -320,8 +318,7 @@ class SequenceGradient(Program):
             length = self._chunks(steps, from_zero=False).length
         if length == steps:
             return update(before, records)[0]
-        after: Traces = over_chunks(update, update, before, records, steps, length)[0]
-        return after
+        return over_chunks(update, update, before, records, steps, length)[0]
 
     def _read_by_update(self, weights: Weights, residuals: PyTree, before: Traces | None) -> PyTree:
         """Return the operands whose values the traces after a chunk depend on, or None.
@@ -366,8 +363,7 @@ class SequenceGradient(Program):
 
         start = self._step.written_of(fixed.values), before or self._zero_traces
         length = self._chunks(steps, from_zero=before is None).length
-        after: Traces = over_chunks(run, run, start, data, steps, length)[0][1]
-        return after
+        return over_chunks(run, run, start, data, steps, length)[0][1]
 
     # --- a chunk
 
@@ -449,8 +445,7 @@ class SequenceGradient(Program):
         before it, which are ``written``.
         """
         if not self._passes:
-            signal: Probes = self._runner.signal_of(self._probes or {}, derivatives)
-            return signal
+            return self._runner.signal_of(self._probes or {}, derivatives)
         current = self._step.merge(fixed.values, written)
         states = {state.name: sites.pre_step_probe(state) for state in self._graph.traced_states}
 
@@ -460,8 +455,7 @@ class SequenceGradient(Program):
             return self._runner.loops.passing(jax.tree.leaves(new))
 
         _, pull = jax.vjp(moved, examples(sites.probes_of_past(self._graph)))
-        before: Probes = as_chunk(pull(derivatives)[0])
-        return before
+        return as_chunk(pull(derivatives)[0])
 
     def _records(self, residuals: SourceValues) -> Records:
         records: Records = self._runner.records(residuals)

@@ -312,8 +312,7 @@ class EligibilityTraces:
 def starts_of(filters: Sequence[StateLeaf]) -> list[jax.Array]:
     """Return the initial values of filters of leaky readouts."""
     zeros = [np.zeros(leaf.shape, leaf.dtype) for leaf in filters]
-    starts: list[jax.Array] = jax.device_put(zeros)  # `jnp` compiles for every shape
-    return starts
+    return jax.device_put(zeros)  # `jnp` compiles for every shape
 
 
 RAW = (

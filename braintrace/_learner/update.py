@@ -306,8 +306,7 @@ def _reset_spoiled(
         has_nan = [jnp.any(x != x) for x in jax.tree.leaves(states)]  # also for random keys
         is_suspect = is_bad | (is_masked & functools.reduce(jnp.logical_or, has_nan))
     none = jnp.zeros(jax.eval_shape(find, states, traces).shape, bool)
-    result: tuple[jax.Array, Traces] = run_if(is_suspect, reset, (none, traces))
-    return result
+    return run_if(is_suspect, reset, (none, traces))
 
 
 def _spoiled_samples(

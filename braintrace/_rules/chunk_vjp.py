@@ -279,5 +279,4 @@ def back_to_parameters(
     _, pull = jax.vjp(run, {name: fixed[var] for name, var in behind.items()})
     # Half precision is accumulated in float32, but JAX's cotangents need the operands' dtypes.
     own = [value.astype(atom.aval.dtype) for value, atom in zip(operands, atoms, strict=True)]
-    result: dict[str, jax.Array] = jax.vmap(jax.vmap(pull))(own)[0]
-    return result
+    return jax.vmap(jax.vmap(pull))(own)[0]

@@ -358,8 +358,7 @@ def updated_traces(
                 new[key] = jax.tree.map(_sum_like, own[key], *terms)
         return pack_like(new, old)
 
-    after: Traces = site.each_layer(of_layer, factors, (decays, is_continued), as_arrays(traces))
-    return after
+    return site.each_layer(of_layer, factors, (decays, is_continued), as_arrays(traces))
 
 
 def _sum_like(old: jax.Array, *parts: jax.Array) -> jax.Array:

@@ -138,8 +138,7 @@ def _with_zeros(graph: ETraceGraph, pairs: Pairs, spec: TraceSpec, trace: jax.Ar
     own = [a for a, state in enumerate(names) if state in stored]
     outputs = active_outputs_of(site.relation, site.influence, own)
     full = jax.ShapeDtypeStruct(spec.full_shape, trace.dtype)
-    found: jax.Array = jax.linear_transpose(outputs.pick, full)(trace)[0]
-    return found
+    return jax.linear_transpose(outputs.pick, full)(trace)[0]
 
 
 # --- traces of the flattened state

@@ -250,8 +250,7 @@ def over_steps(advance: Callable[[Chunk, Traces], Traces], chunk: Chunk, traces:
 
     records = chunk.records
     over_time = records.inputs, records.reset
-    after: Traces = scan_records(one_step, as_arrays(traces), over_time, records.steps)[0]
-    return after
+    return scan_records(one_step, as_arrays(traces), over_time, records.steps)[0]
 
 
 def gradients_like(weights: Weights, found: dict[str, jax.Array]) -> Weights:

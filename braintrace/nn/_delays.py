@@ -223,8 +223,7 @@ def _terms(line: jax.Array, hidden_dim: jax.Array, weights: Arrays, **_: Any) ->
     _, pull = jax.vjp(lambda w: _kernel(w["weight"], w["delay"], slots), wide)
     for _axis in flat.shape[1:-1]:
         pull = jax.vmap(pull)
-    terms: Arrays = pull(of_kernel)[0]
-    return terms
+    return pull(of_kernel)[0]
 
 
 @functools.cache
