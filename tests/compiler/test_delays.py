@@ -81,6 +81,19 @@ class Model(Module):
             setattr(self, name, kind(value.astype(int) if name == "i" else value))
 
 
+class Table(Model):
+    """The delays of the units are in a State that no step writes."""
+
+    def init_state(self, batch_size=None, **_):
+        super().init_state(batch_size)
+        self.delays = brainstate.ShortTermState(np.arange(UNITS) % SLOTS)
+
+    def update(self, x):
+        super().update(x)
+        slots = (self.i.value + self.delays.value) % SLOTS
+        return jnp.sin(self.ring.value[slots, ..., np.arange(UNITS)].T) @ self.out.value
+
+
 LINES = {}
 
 
@@ -162,6 +175,11 @@ def delayed_by_unit(h, new):
 def one_delay_for_each_unit(ops, p, h, x, hold):
     new = cell(h, ops.matmul(x, p["w"]))
     return {"h": new, **written(h, new)}
+
+
+@line(h=H, ring=FRONT, i=INDEX, read=lambda h, new: delayed_by_unit(new, new))
+def delays_from_a_state(ops, p, h, x, hold):
+    return one_delay_for_each_unit(ops, p, h, x, hold)
 
 
 def constant_delays(h, new):
@@ -384,6 +402,7 @@ def delayed_spikes(ops, p, h, x, hold):
 
 
 MODULES = {
+    "delays_from_a_state": Table,
     "two_entries": Interpolated,
     "every_second_step": EverySecondStep,
     "delayed_spikes": Spikes,
@@ -400,6 +419,7 @@ CASES = {
     "ring_of_currents": ("by_pure_function", {"reset": RESET}),
     "delivery_into_later_slots": ("by_chunks", {"mask": MASK, "reset": RESET}),
     "one_delay_for_each_unit": ("by_stream", {"mask": MASK}),
+    "delays_from_a_state": ("by_chunks", {"mask": MASK, "reset": RESET}),
     "one_delay_for_each_unit_of_a_register": ("by_mapped_learners", {"mask": MASK}),
     "ring_by_selection": ("by_stream", {"reset": RESET}),
     "legendre_memory": ("by_chunks", {"reset": RESET}),
