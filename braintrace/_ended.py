@@ -1,4 +1,4 @@
-"""Public names that have ended, each with its replacement; errors name them for one version."""
+"""Names that have ended, and options of other packages, each with its replacement."""
 
 _PAGE = "see docs/train_save_deploy.md"
 _LATE = "`learner.live(...)`; see docs/notebooks/streams.ipynb"
@@ -20,6 +20,13 @@ REPLACEMENTS = {
     "Learner.init_forecasts": _LATE,
     "Learner.learn": _LATE,
     "Learner.lower": f"`jax.jit(...).lower` of `learner.functional().grad`; {_PAGE}",
+}
+
+OPTIONS = {
+    "fast_solve": "leave it out, traces of a chunk of steps are always computed together",
+    "loss_output": "return the loss from `step_fn` of `etrace_grad` or `etrace_online`",
+    "verbose": "leave it out, and `print(learner.report())`",
+    "vjp_method": "write `window=k` for backpropagation through time within k steps",
 }
 
 

@@ -322,7 +322,10 @@ def _why_unmarked(equation: Equation, unroll_limit: int) -> str:
         return "it is the weight of a product in a loop with an unknown number of steps"
     if name in OWN_DERIVATIVE:
         return "it has a derivative rule of its own. Write it with ETP operations"
-    return "the compiler cannot follow single elements through it. Write it with ETP operations"
+    return (
+        "the compiler cannot follow single elements through it. Write it with ETP operations, "
+        "such as `braintrace.sparse_matmul` for a sparse matrix"
+    )
 
 
 def _diagnostic(

@@ -18,6 +18,7 @@ from .. import _rules
 from .._brainstate import initialise
 from .._checks import path_filter, shown
 from .._compiler import CompilerOptions, compile_model
+from .._ended import OPTIONS
 from .._errors import OptionError, in_words
 from .._graph.graph import ETraceGraph
 from .._graph.report import quoted
@@ -110,6 +111,8 @@ def compile(
     4.25
     """
     chosen = algorithm_of(algorithm, "algorithm")
+    for option in algorithm_options.keys() & OPTIONS.keys():
+        raise OptionError(f"`compile` has no option `{option}`: {OPTIONS[option]}.")
     if seed is not None and "seed" in options_of(chosen):
         algorithm_options["seed"] = seed
     learner = chosen(model, **algorithm_options)
