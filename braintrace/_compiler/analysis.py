@@ -177,17 +177,18 @@ def alike(equation: Equation, one: Flow) -> list[Flow]:
     return [one if one is None else spread(Labels(), one, shape) for shape in shapes]
 
 
-def data_of(
-    traced: TracedModel, analysis: Analysis, apart: Collection[Var] = frozenset()
-) -> set[Var]:
-    """Return the variables that depend on data, apart from some inputs."""
+def times_of(
+    traced: TracedModel,
+    becomes_data: Callable[[Equation], bool] = lambda _: False,
+    apart: Collection[Var] = frozenset(),
+) -> dict[Var, BindingTime]:
+    """Return the binding times of all variables of a step; inputs in ``apart`` are constants."""
     leaves = {leaf.in_var: leaf for leaf in traced.leaves}
     inputs = [
         BindingTime.CONSTANT if var in apart else time_of_leaf(leaves.get(var))
-        for var in analysis.program.in_vars
+        for var in traced.program.in_vars
     ]
-    times = binding_times(analysis.program, inputs, lambda _: False)
-    return {var for var, time in times.items() if time is BindingTime.DATA}
+    return binding_times(traced.program, inputs, becomes_data)
 
 
 def time_of_leaf(leaf: StateLeaf | None) -> BindingTime:

@@ -19,12 +19,12 @@ from .._graph.method import FOLLOWS_ALL, Jacobian
 from .._graph.report import ApproximationWarning, Diagnostic, DiagnosticKind, Level, quoted
 from .._graph.traced_model import FILTERS, StateLeaf
 from .._jax import Atom, Equation, Var, is_var, source_line
-from .._jaxpr.dataflow import BindingTime, binding_times
+from .._jaxpr.dataflow import BindingTime
 from .._jaxpr.lattices import BOTTOM, Flow
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative
 from .._typing import path_name
-from .analysis import Paths, labels_back, nonlinear_uses, time_of_leaf
+from .analysis import Paths, labels_back, nonlinear_uses, times_of
 from .hidden_groups import GroupedStep, new_states, seen_by_losses
 from .ring_buffers import writes_for_later
 from .walk import Walk
@@ -66,9 +66,9 @@ def diagnose(
     if jacobian == "none":
         yield from _without_trace(step, relations, carried, (), is_past=False)
         return
-    lost = [found for walked in _walked(step) for found in _lost_on_the_way(*walked)]
-    yield from lost
-    yield from _nonlinear(step, carried)
+    groups = [_Into(step, *pair) for pair in zip(step.groups, step.walks, strict=True)]
+    yield from (lost := [*chain(*map(_lost_on_the_way, groups))])
+    yield from _nonlinear(step, groups, carried)
     named = {path for found in lost if found.level == "warning" for path in found.paths}
     yield from _without_trace(step, relations, carried, named)
     yield from step.traced.unmarked
@@ -92,11 +92,16 @@ def publish(diagnostics: Iterable[Diagnostic], strict: bool) -> None:
 
 
 class _Into(NamedTuple):
-    """A hidden group of a step, and the new states of the other groups."""
+    """A hidden group of a step, and the walks back from its states."""
 
     step: GroupedStep
     group: HiddenGroup
-    others: frozenset[Var]
+    walks: Sequence[Walk]
+
+    @property
+    def others(self) -> frozenset[Var]:
+        """The new states of the other groups."""
+        return frozenset(v for _, v in self.step.new_states if v not in self.group.new_vars)
 
     @property
     def inside(self) -> frozenset[Var]:
@@ -107,44 +112,34 @@ class _Into(NamedTuple):
         gradients = self.step.analysis.gradients
         return gradients.ancestors(filter(carries_derivative, operands), ends)
 
-    def states_among(self, variables: Collection[Var]) -> list[str]:
+    def states_among(self, variables: set[Var]) -> list[str]:
         """Return states before the step, and states of other groups that feed a memory."""
-        old = (_printed(leaf) for leaf, _ in self.step.new_states if leaf.in_var in variables)
+        old = _names(leaf for leaf, _ in self.step.new_states if leaf.in_var in variables)
         return list(dict.fromkeys([*old, *self.fed_by(variables)]))
 
-    def fed_by(self, variables: Collection[Var]) -> list[str]:
+    def fed_by(self, variables: set[Var]) -> list[str]:
         if not self.step.is_remembered(self.group) or self.group.delay_line:
             return []
-        pairs = self.step.new_states
-        return [_printed(leaf) for leaf, v in pairs if v in variables and v in self.others]
+        return _names(leaf for leaf, v in self.step.new_states if v in self.others & variables)
 
     def weights_among(self, variables: Collection[Var]) -> list[str]:
         marked = (o.printed_paths for o in self.step.operations if o.y_var in variables)
         return list(dict.fromkeys(chain(*marked)))
 
-    def finding(
-        self,
-        level: Level,
-        kind: DiagnosticKind,
-        sources: Sequence[str],
-        equation: Equation,
-        text: str,
-    ) -> Diagnostic:
-        names = [*dict.fromkeys(map(_printed, self.group.hidden_states))]
-        message = f"{quoted(sources)} reaches {quoted(names)} {text}."
-        return Diagnostic(level, kind, message, (*sources, *names), source_line(equation))
+    def findings(
+        self, level: Level, kind: DiagnosticKind, sources: list[str], at: Equation, text: str
+    ) -> Iterator[Diagnostic]:
+        """Yield a diagnostic about the paths from some sources, if there are any."""
+        if sources:
+            names = _names(self.group.hidden_states)
+            message = f"{quoted(sources)} reaches {quoted(names)} {text}."
+            yield Diagnostic(level, kind, message, (*sources, *names), source_line(at))
 
 
-def _walked(step: GroupedStep) -> Iterator[tuple[_Into, Sequence[Walk]]]:
-    for group, walks in zip(step.groups, step.walks, strict=True):
-        others = frozenset(var for _, var in step.new_states if var not in group.new_vars)
-        yield _Into(step, group, others), walks
-
-
-def _lost_on_the_way(into: _Into, walks: Sequence[Walk]) -> Iterator[Diagnostic]:
+def _lost_on_the_way(into: _Into) -> Iterator[Diagnostic]:
     """Yield the paths into a group that its walks have left out."""
     equations, behind = into.step.analysis.program.equations, dict[int, set[Var]]()
-    for walk in () if into.group.delay_line else walks:
+    for walk in () if into.group.delay_line else into.walks:
         for use in sorted(walk.cuts):
             operand = equations[use.equation].invars[use.operand]
             # A cut loses nothing of the new states that a downstream state reads as an output does.
@@ -152,43 +147,43 @@ def _lost_on_the_way(into: _Into, walks: Sequence[Walk]) -> Iterator[Diagnostic]
             behind.setdefault(use.equation, set()).update(found)
     for index, variables in behind.items():
         states, weights = into.states_among(variables), into.weights_among(variables)
-        if states or weights:
-            text = (
-                f"through `{equations[index].primitive.name}`, which couples units. This path "
-                "counts within the step only. "
-                + ("A recurrent weight needs `braintrace.matmul`" if states else "Apply it after")
-                + "; if the path must count in full, use `RTRL`, BPTT or a `window`"
-            )
-            sources = [*states, *weights]
-            yield into.finding("warning", "truncated", sources, equations[index], text)
-    for index in sorted({index for walk in walks for index in walk.weights_met}):
+        text = (
+            f"through `{equations[index].primitive.name}`, which couples units. This path counts "
+            "within the step only. "
+            + ("A recurrent weight needs `braintrace.matmul`" if states else "Apply it after")
+            + "; if the path must count in full, use `RTRL`, BPTT or a `window`"
+        )
+        sources = [*states, *weights]
+        yield from into.findings("warning", "truncated", sources, equations[index], text)
+    for index in sorted({index for walk in into.walks for index in walk.weights_met}):
         equation = equations[index]
-        through = f"through the ETP operation `{equation.primitive.name}`"
+        through = f"through the ETP operation `{equation.primitive.name}`. "
         variables = into.behind(equation.invars, into.others)
-        if states := into.states_among(variables):
-            text = f"{through}. Its weight learns online; D-RTRL truncates the path from state to"
-            text += " state through it"
-            yield into.finding("info", "truncated", states, equation, text)
-        if weights := into.weights_among(variables):
-            text = f"{through}. A trace cannot carry one weight through another: on this path it "
-            text += "gets the gradient of the current step. Apply the weight after the other one"
-            yield into.finding("warning", "no-trace", weights, equation, text)
-    met = [found for walk in walks for found in walk.states_met]
+        text = "Its weight learns online; D-RTRL truncates the path from state to state through it"
+        states = into.states_among(variables)
+        yield from into.findings("info", "truncated", states, equation, through + text)
+        text = "A trace cannot carry one weight through another: on this path it gets the gradient "
+        text += "of the current step. Apply the weight after the other one"
+        weights = into.weights_among(variables)
+        yield from into.findings("warning", "no-trace", weights, equation, through + text)
+    met = {found for walk in into.walks for found in walk.states_met}
     for index in sorted({index for index, _ in met}):
-        if states := into.fed_by({var for i, var in met if i == index}):
-            text = "but not elementwise: by a broadcast, or by several slices. If this path must "
-            text += "count in full, use BPTT or a `window`"
-            yield into.finding("warning", "truncated", states, equations[index], text)
+        text = "but not elementwise: by a broadcast, or by several slices. If this path must count "
+        text += "in full, use BPTT or a `window`"
+        states = into.fed_by({var for i, var in met if i == index})
+        yield from into.findings("warning", "truncated", states, equations[index], text)
 
 
-def _nonlinear(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
+def _nonlinear(
+    step: GroupedStep, groups: Sequence[_Into], carried: Relations
+) -> Iterator[Diagnostic]:
     """Yield the nonlinear backward rules on the way into groups and into weights."""
-    for into, _ in _walked(step):
+    for into in groups:
         for equation, before in nonlinear_uses(step.analysis, into.group.new_vars, into.inside):
             variables = into.behind(before, into.inside)
-            if sources := [*into.states_among(variables), *into.weights_among(variables)]:
-                text = f"through a {NONLINEAR[:-1]}"
-                yield into.finding("warning", "nonlinear-gradient", sources, equation, text)
+            sources = [*into.states_among(variables), *into.weights_among(variables)]
+            text = f"through a {NONLINEAR[:-1]}"
+            yield from into.findings("warning", "nonlinear-gradient", sources, equation, text)
     parameters = {leaf.in_var for leaf in step.traced.parameters}
     for relation in carried:
         for equation, before in nonlinear_uses(step.analysis, [*relation.trainable_vars.values()]):
@@ -231,10 +226,8 @@ def _without_trace(
             if level == "warning" and states and set(operation.printed_paths) <= set(named):
                 continue
         else:
-            partly = [i.group for i in relation.influences if i.mixed]
-            states = [
-                _printed(leaf) for index in partly for leaf in step.groups[index].hidden_states
-            ]
+            partly = [step.groups[i.group] for i in relation.influences if i.mixed]
+            states = _names(leaf for group in partly for leaf in group.hidden_states)
             text = "has outputs that reach several units at once, other than by a broadcast. They "
             text += "get the gradient of the current step. Let each output reach one unit"
             if not partly:
@@ -308,9 +301,9 @@ def _unseen(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
             for group, a in reached
         ):
             continue
-        names = dict.fromkeys(_printed(group.states[a]) for group, a in reached)
+        names = _names(group.states[a] for group, a in reached)
         message = f"Weight {quoted(relation.printed_paths)} gets no gradient: no loss of a step "
-        message += f"depends on {quoted([*names])} in that step or through one late connection. "
+        message += f"depends on {quoted(names)} in that step or through one late connection. "
         message += "Use a `window` longer than the delay, or `RTRL`."
         paths = (*relation.printed_paths, *names)
         yield Diagnostic("warning", "truncated", message, paths, relation.source)
@@ -381,10 +374,8 @@ def _recurrent_uses(step: GroupedStep) -> Mapping[Var, Equation]:
     Parameters of an operation that a map over its weight has made an ordinary one count as well.
     """
     analysis, program = step.analysis, step.analysis.program
-    leaves = {leaf.in_var: leaf for leaf in step.traced.leaves}
     parameters = {leaf.in_var for leaf in step.traced.parameters}
-    inputs = [time_of_leaf(leaves.get(var)) for var in program.in_vars]
-    times = binding_times(program, inputs, is_marked)
+    times = times_of(step.traced, is_marked)
     old = {state.in_var for state, _ in step.new_states}
     uses: dict[Var, Equation] = {}
     for equation in program.equations:
@@ -404,7 +395,11 @@ def _reached(step: GroupedStep, starts: Collection[Var], ends: Collection[Var] =
     """Return the remembered hidden states that depend on some variables by gradient."""
     descendants = step.analysis.gradients.descendants(starts, ends)
     states = chain(*(new_states(group) for group in step.groups if step.is_remembered(group)))
-    return list(dict.fromkeys(_printed(leaf) for leaf, var in states if var in descendants))
+    return _names(leaf for leaf, var in states if var in descendants)
+
+
+def _names(leaves: Iterable[StateLeaf]) -> list[str]:
+    return list(dict.fromkeys(map(_printed, leaves)))
 
 
 def _printed(leaf: StateLeaf) -> str:

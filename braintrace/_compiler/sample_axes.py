@@ -16,10 +16,11 @@ from .._etrace_op.registry import ETP_PRIMITIVE_SPECS
 from .._graph.flat_state import ParameterUse
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Equation, Var, is_var, source_line
+from .._jaxpr.dataflow import BindingTime
 from .._jaxpr.lattices import TOP, Flow, Labels, everything, filled, joined
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import carries_derivative
-from .analysis import Analysis, alike, data_of, labels_back
+from .analysis import Analysis, alike, labels_back, times_of
 from .batch import follow, laid_out
 
 
@@ -51,7 +52,9 @@ class SampleFlow:
         axes: Sequence[int | None],
     ) -> None:
         self._traced, self._analysis, self._leaves = traced, analysis, leaves
-        self._data, self._count = data_of(traced, analysis, shared), count
+        times = times_of(traced, apart=shared)
+        self._data = {var for var, time in times.items() if time is BindingTime.DATA}
+        self._count = count
         self._of_shared = analysis.program.dependents_of(shared)
         self._axes = axes
         pairs = zip(leaves, axes, strict=True)
