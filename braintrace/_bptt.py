@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._brainstate import trace_stateful, undone
-from ._checks import check_model, common_length
+from ._checks import check_model
 from ._errors import OptionError
 from ._from_function import gradients_by_path
 from ._learner.arguments import of_numbers, weights_of
@@ -71,8 +71,7 @@ class Task:
     ) -> Task:
         """Check the arguments of a user."""
         check_model(model)
-        arrays, leaves, _ = of_numbers(xs)
-        steps = common_length([leaf.shape for leaf in leaves], "sequence")
+        arrays, steps, _ = of_numbers(xs)
         xs = jax.tree.map(jnp.asarray, arrays)
         weights = None if mask is None else np.asarray(weights_of(mask, steps))
         example = _arguments(step_fn, jax.tree.map(lambda leaf: leaf[0], xs))

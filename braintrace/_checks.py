@@ -17,7 +17,6 @@ import jax
 import saiunit
 
 from ._errors import OptionError, ShapeError
-from ._jax import to_array
 from ._typing import Path
 
 LONGEST = 60
@@ -114,8 +113,8 @@ def path_filter(given: Any) -> Callable[[Path], bool]:
 _first = operator.itemgetter(slice(1))
 
 
-def common_length(shapes: Sequence[tuple[int, ...]], what: str) -> int:
-    """Return the common length of the first axis of all arrays: their number of time steps.
+def common_length(shapes: Sequence[tuple[int, ...]]) -> int:
+    """Return the common length of the first axis of all sequences: their number of time steps.
 
     Raises
     ------
@@ -125,29 +124,10 @@ def common_length(shapes: Sequence[tuple[int, ...]], what: str) -> int:
     lengths = set(map(_first, shapes))
     if len(lengths) != 1 or lengths & {(), (0,)}:
         raise ShapeError(
-            f"Every {what} needs the same leading time axis, of at least one step; the shapes "
+            f"Every sequence needs the same leading time axis, of at least one step; the shapes "
             f"given are {', '.join(map(str, shapes)) or 'none'}."
         )
     return lengths.pop()[0]
-
-
-def flags_of(
-    name: str, value: Any, shapes: str, is_shape: Callable[[jax.Array], bool]
-) -> jax.Array:
-    """Return booleans as an array; ``shapes`` is the text of the accepted ones.
-
-    Raises
-    ------
-    ShapeError
-        If it has another shape, or is not boolean.
-    """
-    flags = to_array(value)
-    if flags.dtype != bool or not is_shape(flags):
-        raise ShapeError(
-            f"`{name}` has shape {flags.shape} and dtype {flags.dtype}; expected booleans of "
-            f"shape {shapes}."
-        )
-    return flags
 
 
 def differences(found: Any, expected: Any) -> list[str]:

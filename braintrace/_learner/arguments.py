@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from .._checks import flags_of, named
+from .._checks import common_length, named
 from .._errors import DtypeError, ShapeError
 from .._graph.graph import ETraceGraph
 from .._graph.traced_model import Batch
@@ -197,19 +197,24 @@ class Options(NamedTuple):
         return self[9:]
 
 
-_type = operator.attrgetter("aval")
+_TYPE, _SHAPE, _DTYPE = map(operator.attrgetter, ("aval", "shape", "dtype"))
+_without_time = operator.itemgetter(slice(1, None))
 
 
-def of_numbers(sequences: PyTree) -> tuple[PyTree, list[Any], PyTree]:
-    """Return sequences of arrays, the types of their leaves, and their structure.
+def of_numbers(sequences: PyTree) -> tuple[PyTree, int, tuple[Hashable, ...]]:
+    """Return sequences of arrays, the number of their steps, and the types of a step as a key.
 
     NumPy arrays are copied, see `own_copy`; tables are converted to them.
     """
     leaves, tree = jax.tree_util.tree_flatten(sequences)
     if all(map(isinstance, leaves, itertools.repeat(jax.Array))):
-        return sequences, list(map(_type, leaves)), tree
-    leaves = [x if isinstance(x, jax.Array) else own_copy(np.asarray(x)) for x in leaves]
-    return jax.tree.unflatten(tree, leaves), list(map(jax.typeof, leaves)), tree
+        types = list(map(_TYPE, leaves))
+    else:
+        leaves = [x if isinstance(x, jax.Array) else own_copy(np.asarray(x)) for x in leaves]
+        sequences, types = jax.tree.unflatten(tree, leaves), list(map(jax.typeof, leaves))
+    shapes = list(map(_SHAPE, types))
+    key = tree, tuple(map(_without_time, shapes)), tuple(map(_DTYPE, types))
+    return sequences, common_length(shapes), key
 
 
 def weights_of(mask: ArrayLike, steps: int) -> jax.Array:
@@ -247,10 +252,13 @@ def check_flags(name: str, value: Any, batch: Batch, steps: int | None = None) -
     """
     time = () if steps is None else (steps,)
     shapes = f"{time}, or {(*time, 'batch')} to reset samples one by one".replace("'", "")
-    flags = flags_of(
-        name, value, shapes, lambda f: f.shape[: len(time)] == time and f.ndim <= len(time) + 1
-    )
-    if flags.ndim == len(time):
+    flags, count = to_array(value), len(time)
+    if flags.dtype != bool or flags.shape[:count] != time or flags.ndim > count + 1:
+        raise ShapeError(
+            f"`{name}` has shape {flags.shape} and dtype {flags.dtype}; expected booleans of "
+            f"shape {shapes}."
+        )
+    if flags.ndim == count:
         return flags
     given = f"`{name}` has shape {flags.shape}, with one flag per sample"
     batch.check(given, flags.shape[-1])

@@ -280,8 +280,8 @@ class BaseLearner(brainstate.nn.Module):
             if not self.carried.is_zero:
                 hold(self.carried, self.placement.traces(self.carried.arrays()))
             self.carried.left = None  # the same values in other arrays
-            for state in self.held_optimizer.states.values():
-                state.value = self.placement.value(None, state.value)
+            optimizer = self.held_optimizer.transformed
+            optimizer.value = self.placement.value(None, optimizer.value)
 
     # --- States
 

@@ -96,7 +96,7 @@ def cut_sequence(
         Length of the sequence, and whether its traces start from zero, and are deferred after its
         last chunk.
     """
-    given: Any = None if options.chunk_size == "auto" else options.chunk_size
+    given = None if options.chunk_size in (None, "auto") else int(options.chunk_size)
     budget, unit = None, window or 1
     trace_bytes, flat = size_in_bytes(graph.trace_specs), graph.flat_state
     update_bytes = record_bytes

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .. import _brainstate
-from .._checks import common_length
 from .._core.traces import pack, unpack
 from .._errors import OptionError
 from .._graph.method import Traces
@@ -46,8 +45,6 @@ Outcome: TypeAlias = tuple[LearnerState, PyTree]
 """The new state, and the results."""
 
 READS_TRACERS = operator.itemgetter(1)
-SHAPE, DTYPE = operator.attrgetter("shape"), operator.attrgetter("dtype")
-WITHOUT_TIME = operator.itemgetter(slice(1, None))
 MOST_KEPT = 32
 """Maximum number of programs that a learner keeps. A program belongs to a step function with shapes
 and options. Users call a few of them. Each contains executables of several megabytes and the
@@ -88,9 +85,7 @@ def find_program(
 
     ``initial`` returns the initial values of the States.
     """
-    sequences, leaves, tree = own_arguments.of_numbers(sequences)
-    shapes = list(map(SHAPE, leaves))
-    steps = common_length(shapes, "sequence")
+    sequences, steps, types = own_arguments.of_numbers(sequences)
     mask, flags, fresh = options.mask, options.reset, []
     if mask is not None:
         mask = own_arguments.weights_of(mask, steps)
@@ -100,7 +95,6 @@ def find_program(
     arguments = Arguments(sequences, mask, flags, fresh)
     optimizer = None if options.optimizer is None else learner.held_optimizer.begun.value[1]
     given = mask is not None, None if flags is None else flags.ndim
-    types = tree, tuple(map(WITHOUT_TIME, shapes)), tuple(map(DTYPE, leaves))
     rest = optimizer, options.static, given, *types
 
     def make() -> Program:
@@ -269,7 +263,7 @@ class FunctionalLearner:
         learner.carried.finish()
         places = self._checked(state)
         has_optimizer = bool(state.optimizer)
-        if has_optimizer and not optimizer.states:
+        if has_optimizer and _brainstate.peek(optimizer.transformed) is None:
             raise OptionError(
                 "`state` has the state of an optimizer, and this learner has no optimizer: call "
                 "`learner.init_optimizer(optimizer)` first."

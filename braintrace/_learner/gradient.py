@@ -9,6 +9,7 @@ them (a mask, a transpose, a product of parameters) are loop-invariant.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -50,26 +51,10 @@ NO_DERIVATIVE = (
 )
 
 
-class GradientAndLosses(NamedTuple):
-    """Result of `etrace_grad` with ``return_value``."""
-
-    gradients: PyTree
-    losses: PyTree
-
-
-class GradientAndAux(NamedTuple):
-    """Result of `etrace_grad` with ``has_aux``."""
-
-    gradients: PyTree
-    aux: PyTree
-
-
-class GradientLossesAndAux(NamedTuple):
-    """Result of `etrace_grad` with both."""
-
-    gradients: PyTree
-    losses: PyTree
-    aux: PyTree
+# Results of `etrace_grad` for ``return_value``, for ``has_aux``, and for both.
+GradientAndLosses = collections.namedtuple("GradientAndLosses", "gradients losses")
+GradientAndAux = collections.namedtuple("GradientAndAux", "gradients aux")
+GradientLossesAndAux = collections.namedtuple("GradientLossesAndAux", "gradients losses aux")
 
 
 class Fixed(NamedTuple):
@@ -114,7 +99,7 @@ class SequenceGradient(Program):
         self._window = None if evolves else learner.window_of(options.window)
         self._passes = self._window is not None or graph.passes_weights
         runs_twice = options.checkpoint and self._window is None
-        self._linear = method if runs_twice and isinstance(method, ParameterTraces) else None
+        self._linear: Any = method if runs_twice and isinstance(method, ParameterTraces) else None
         self._operand_shapes, self._zero_traces = operand_shapes(graph), learner.starting_traces()
         # This object outlives an enclosing jit.
         with jax.ensure_compile_time_eval():
@@ -290,10 +275,10 @@ class SequenceGradient(Program):
 
     def finished(self, after: Any, traces: Traces | None) -> Traces:
         """Return the traces after a call as arrays, given those before it."""
-        if not isinstance(after, Deferred):
-            return after
-        before: Any = traces if after.before is None else after.before
-        return self.finish(after.sources, before)
+        if isinstance(after, Deferred):
+            before: Any = traces if after.before is None else after.before
+            return self.finish(after.sources, before)
+        return after
 
     def _updated(
         self, sources: tuple[PyTree, SourceValues, jax.Array | None], before: Traces | None
@@ -346,7 +331,6 @@ class SequenceGradient(Program):
         )
         if traces is not None:
             records = Records(x={}, has_mask=self._has_mask or data[0][1] is not None)
-            assert self._linear is not None
             past = self._linear.contract(Chunk(graph, fixed.weights, records), adjoints, traces)
             of_operands = jax.tree.map(jnp.add, of_operands, past)
         return (outside, of_operands), results, written, Deferred((fixed, data), None)
@@ -428,7 +412,6 @@ class SequenceGradient(Program):
         def pull_step(carry: tuple[Weights, Adjoints], now: Any) -> Any:
             over_time, signal = as_chunk(now)
             records = self._records(SourceValues(over_time, sources.once, 1))
-            assert self._linear is not None
             recorded = Chunk(self._graph, fixed.weights, records)
             found, before = self._linear.pull_back(recorded, signal, carry[1])
             own = of_parameters(self._graph, found)

@@ -8,8 +8,9 @@ deferred to the end of the stream, so a stream can be endless.
 
 from __future__ import annotations
 
+import collections
 import functools
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import brainstate
 import jax
@@ -37,11 +38,8 @@ Slices: TypeAlias = tuple[PyTree, jax.Array | None, jax.Array | None]
 """Slices of the sequences, the flags and the mask, for one step or the steps of a block."""
 
 
-class LossesAndAux(NamedTuple):
-    """Result of `etrace_online` with ``has_aux``."""
-
-    losses: PyTree
-    aux: PyTree
+# Results of `etrace_online` with ``has_aux``.
+LossesAndAux = collections.namedtuple("LossesAndAux", "losses aux")
 
 
 class OnlineLearning(Program):

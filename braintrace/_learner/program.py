@@ -152,11 +152,7 @@ class Program:
         if self.placement is not None:
             paths = itertools.compress(self.paths, self.is_written)
             written = list(map(self.placement.value, paths, written))
-            if isinstance(after, Deferred):
-                after = dataclasses.replace(after, before=self._on_mesh(after.before))
-            else:
-                after = self._on_mesh(after)
-        return results, written, after
+        return results, written, self._on_mesh(after)
 
     def _finished(self, sources: PyTree, before: Traces | Zero) -> Any:
         with self._devices():
@@ -167,7 +163,11 @@ class Program:
         return for_devices(None if self.placement is None else self.placement.devices)
 
     def _on_mesh(self, traces: Any) -> Any:
-        return traces if traces is None or self.placement is None else self.placement.traces(traces)
+        if traces is None or self.placement is None:
+            return traces
+        if isinstance(traces, Deferred):
+            return dataclasses.replace(traces, before=self._on_mesh(traces.before))
+        return self.placement.traces(traces)
 
 
 # --- without a loss

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from .._checks import common_length
 from .._errors import NonFiniteError, OptionError, optional_import
 from .._typing import PyTree
 from ..sharding import on_host
@@ -324,8 +323,7 @@ def learn_in_slices(
     OptionError
         If a slice would end within a block of steps with one update.
     """
-    sequences, leaves, _ = of_numbers(sequences)
-    steps, results = common_length([leaf.shape for leaf in leaves], "sequence"), []
+    (sequences, steps, _), results = of_numbers(sequences), []
     length = options.log_every or options.every * max(1, steps // PARTS // options.every)
     if length % options.every:
         raise OptionError(f"`log_every` is {length}; expected a multiple of {options.every}.")

@@ -157,8 +157,8 @@ class Places(dict[int, Place]):
                 )
             names.add((place.field, path_name(path)))
             self[id(state)] = place
-        for path, state in optimizer.states.items():
-            self[id(state)] = Place(state, "optimizer", path)
+        if peek(optimizer.transformed) is not None:
+            self[id(optimizer.transformed)] = Place(optimizer.transformed, "optimizer", ())
 
     def state(self, traces: Traces, rule: str) -> LearnerState:
         """Return the current values of the States, with given traces."""

@@ -76,12 +76,11 @@ class Deferred:
 
     sources: Any
     before: "Traces | Zero | None"
-    finish: Jitted | None = None
+    finish: Any = None
 
     def compute(self, done: list[Traces], in_place: bool = False) -> Traces:
         """Return the traces; an interrupted computation continues with the same list."""
         if not done:
-            assert self.finish is not None
             self.finish(self.sources, self.before, in_place=in_place, done=done)
         return done[0]
 
@@ -263,11 +262,9 @@ class CarriedTraces(brainstate.ShortTermState):
 
     def arrays(self) -> Traces:
         """Return the traces as arrays; transformations see the read."""
-        traces = self.given("arrays", not _brainstate.is_watched())
-        assert traces is not None
-        return traces
+        return self.given("arrays", not _brainstate.is_watched())
 
-    def given(self, reads: str, is_outside: bool) -> Traces | None:
+    def given(self, reads: str, is_outside: bool) -> Any:
         """Return the traces that a program reads; see the attribute of `Program`."""
         if reads == "nothing":
             return None

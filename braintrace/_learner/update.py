@@ -26,7 +26,7 @@ from .._from_function import gradients_by_path
 from .._graph.method import Traces
 from .._jax import strongly_typed
 from .._model import write_by_path
-from .._typing import Path, PyTree, path_name
+from .._typing import PyTree, path_name
 from ..sharding import on_host
 from .arguments import Options, key_of
 from .user_step import call_user, first_written, run_if, traced_states
@@ -63,11 +63,6 @@ class LearnerOptimizer(brainstate.graph.Node):
         # From NumPy: `jnp.zeros` compiles a program.
         self.skipped = brainstate.LongTermState(jnp.asarray(np.zeros((), np.int32)))
         self.calls: Hidden[list[tuple[Verdict, int]]] = Hidden([])
-
-    @property
-    def states(self) -> dict[Path, brainstate.State]:
-        """The State of the optimizer by path; empty before it is initialised."""
-        return {} if peek(self.transformed) is None else {(): self.transformed}
 
     def write(self, value: PyTree) -> None:
         """Write the state of the optimizer; ``None`` removes it."""
