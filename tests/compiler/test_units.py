@@ -66,6 +66,17 @@ def test_a_sample_of_a_state_in_parts_starts_anew():
     oracle.assert_close(found, bptt(toy, reset=RESET), 1e-10)
 
 
+def test_elements_in_order_meet_before_all_others():
+    def lateral(hold, ops, p, h, x):
+        new = jnp.tanh(0.3 * hold(jnp.roll(h["k"], 1, -1)) + 0.5 * h["h"] + ops.matmul(x, p["w"]))
+        after = 0.6 * h["k"] + 0.2 * new
+        return {"h": new, "k": after}, after
+
+    held, whole = (functools.partial(lateral, hold) for hold in (oracle.stop, lambda k: k))
+    found = gradient(compiled(Toy(whole, "w", "h k")))
+    oracle.assert_close(found, bptt(Toy(held, "w", "h k")), 1e-10)
+
+
 # --- several elements of one output ---------------------------------------------------------------
 
 
