@@ -3,19 +3,25 @@
 The new value of such a state is the old value of another one, element by element: the slots of a
 shift register, or States that a value moves through. A state has a *root*, and an *age*: the root
 had its value this many steps ago. If no other state of the group reads them, traces follow the
-*core* alone: the group without these states.
+*core* alone: the group without these states. The slots of a ring buffer do not move, but their ages
+are known in each step; its root is the variable that it stores.
 """
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from .._compiler.ring_buffers import Ring, find_rings
 from .._graph.graph import ETraceGraph
 from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation
 from .._jax import Var
 from .registers import number_elements, numbers_of
+from .sites import over_first_axis
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,15 +35,44 @@ class Line:
     core
         The graph with the core in the place of the group, and with its relations alone.
     origins
-        For each state of the group, the index of its root in the core, and its age.
+        For each state of the group, the index of its root in the core, and its age. For a slot of
+        a ring buffer, see `by_age`.
     carried
         Indices in the core of the states that its next step reads.
+    rings
+        The ring buffers of the group.
     """
 
     group: HiddenGroup
     core: ETraceGraph
     origins: tuple[tuple[int, int], ...]
     carried: tuple[int, ...]
+    rings: tuple[Ring, ...]
+
+    def by_age(
+        self, values: Mapping[int, jax.Array], written: Sequence[jax.Array], passed: int = 0
+    ) -> dict[int, jax.Array]:
+        """Return values of states with the slots of ring buffers in the order of their ages.
+
+        Parameters
+        ----------
+        values
+            Values of states, by index.
+        written
+            The slot of each ring buffer that a step wrote, or that each of several steps did.
+        passed
+            How many steps before it the values were read.
+        """
+        found, axis = dict(values), written[0].ndim if written else 0
+        for ring, newest in zip(self.rings, written, strict=True):
+            if ring.states[0] in values:
+                ages = np.arange(passed, len(ring.states) + passed)
+                slots = (newest[..., None] - ring.turn * ages) % len(ring.states)
+                stacked = jnp.stack([values[a] for a in ring.states], axis)
+                slots = over_first_axis(slots, stacked.ndim)
+                aged = jnp.take_along_axis(stacked, slots, axis, mode="promise_in_bounds")
+                found |= zip(ring.states, jnp.moveaxis(aged, axis, 0), strict=True)
+        return found
 
     @property
     def core_group(self) -> HiddenGroup:
@@ -69,16 +104,28 @@ def lines_of(graph: ETraceGraph) -> tuple[Line, ...]:
 
 
 def _line_of(graph: ETraceGraph, group: HiddenGroup) -> Line | None:
-    source = _sources(graph, group)
+    source, rings = _sources(graph, group), tuple(find_rings(graph.traced, group))
     origins = [_origin(source, a) for a in range(len(group.states))]
+    ring_of = {a: ring for ring in rings for a in ring.states}
+    for a, ring in ring_of.items():
+        origins[a] = ring.states[0], ring.states.index(a)
     moved = {a for a, (_, age) in enumerate(origins) if age}
-    is_read = any(a not in moved and c in moved for a, c in group.transition)
+    pairs = group.transition  # without slots that keep their values
+    read = [(a, c) for a, c in pairs if c not in ring_of or ring_of.get(a) is not ring_of[c]]
+    is_read = any(c in ring_of or (c in moved and a not in moved) for a, c in read)
     is_complex = any(np.issubdtype(state.dtype, np.complexfloating) for state in group.states)
     if not moved or is_read or is_complex:
         return None
     kept = [a for a in range(len(group.states)) if a not in moved]
     places = {a: place for place, a in enumerate(kept)}
-    core = _core(group, kept, places)
+    first = {ring.states[0]: ring for ring in rings}
+    stored = dataclasses.replace(
+        group,
+        new_vars=tuple(first[a].pushed if a in first else v for a, v in enumerate(group.new_vars)),
+        layouts=tuple(first[a].layout if a in first else v for a, v in enumerate(group.layouts)),
+        transition=tuple(read),
+    )
+    core = _core(stored, kept, places)
     carried = core.read_states
     relations = tuple(
         _of_core(relation, group.index, core, places, carried)
@@ -92,6 +139,7 @@ def _line_of(graph: ETraceGraph, group: HiddenGroup) -> Line | None:
         dataclasses.replace(graph, **changes),  # type: ignore[arg-type]
         tuple((places[root], age) for root, age in origins),
         carried,
+        rings,
     )
 
 

@@ -1,4 +1,7 @@
-"""Factors of the last steps of a group behind a delay line: ``D``, ``Df`` and ``x`` by name."""
+"""Factors of the last steps of a group behind a delay line: ``D``, ``Df`` and ``x`` by name.
+
+The slots that ring buffers have written are among them.
+"""
 
 import dataclasses
 import functools
@@ -46,7 +49,15 @@ def factors_of(line: Line, records: Records) -> Factors:
         for name in factors:
             if name.startswith("D "):
                 factors[name] = jnp.where(is_new, 0, factors[name])
-    return factors | {f"x {key}": records.x[key] for key in _inputs(core)}
+    factors |= {f"x {key}": records.x[key] for key in _inputs(core)}
+    return factors | {f"written {k}": slot for k, slot in enumerate(slots_written(line, records))}
+
+
+def slots_written(line: Line, records: Records) -> list[jax.Array]:
+    """Return the slot of each ring buffer that each step of a chunk wrote."""
+    names = names_of(line.core.traced.program, [ring.pointer for ring in line.rings])
+    pairs = zip(line.rings, names, strict=True)
+    return [jnp.asarray(r.slots, jnp.int32)[records.values[n] % len(r.slots)] for r, n in pairs]
 
 
 def _inputs(core: ETraceGraph) -> dict[str, Any]:
@@ -58,7 +69,7 @@ def _inputs(core: ETraceGraph) -> dict[str, Any]:
 def specs_of_factors(line: Line) -> dict[str, TraceSpec]:
     """Return the specifications of the factors of the last steps; a reset makes them zero."""
     core, steps = line.core, line.steps
-    read = read_vars(core)
+    read = [*read_vars(core), *(ring.pointer for ring in line.rings)]
     values = dict(zip(names_of(core.traced.program, read), map(_one_step, read), strict=True))
     x = {key: _one_step(relation.x_var) for key, relation in _inputs(core).items()}
     given = Records(x, values=values)
@@ -84,6 +95,8 @@ def _one_step(var: Any) -> jax.ShapeDtypeStruct:
 def entries_of_samples(line: Line, name: str, flags: jax.Array) -> jax.Array:
     """Return the entries of a factor of one step that belong to flagged samples."""
     kind, key = name.split(" ", 1)
+    if kind == "written":  # it is shared
+        return jnp.zeros((), bool)
     if kind == "x":
         relation = _inputs(line.core)[key]
         rows = rows_of_samples(line.core, filter_key(line.core, relation), flags)

@@ -49,7 +49,7 @@ from .._errors import CompilationError
 from .._etrace_op.registry import Arrays
 from .._etrace_op.rules import has_derived_traces
 from .._graph.graph import ETraceGraph
-from .._graph.method import Adjoints, Chunk, Signal, Traces, Weights
+from .._graph.method import Adjoints, Chunk, Records, Signal, Traces, Weights
 from .._graph.trace_spec import TraceSpec, TraceSpecs, specs_of
 from .d_rtrl import (
     ParameterTraces,
@@ -67,6 +67,7 @@ from .factors import (
     first_steps,
     records_of,
     slice_steps,
+    slots_written,
     specs_of_factors,
 )
 
@@ -127,7 +128,7 @@ class LateTraces(ParameterTraces):
         for line in _lines(graph):
             if after is not None:
                 traces, factors = _of_line(line, after)
-                signals = list(_injections(line, signal, line.steps))
+                signals = list(_injections(line, chunk.records, signal, line.steps))
                 own = _gradient_at_present(line, chunk, signals, traces, factors)
             else:
                 own = _gradient_of_chunk(line, chunk, signal, *_of_line(line, before))
@@ -156,11 +157,14 @@ class LateTraces(ParameterTraces):
         rest = chunk._replace(graph=_without_lines(chunk.graph))
         gradients = super().contract(rest, adjoints, _of_rest(chunk.graph, rests))
         for line in _lines(chunk.graph):
-            pairs = adjoints[line.group.index].items()
+            trace, past = _of_line(line, traces)
+            last = as_arrays(past)
+            written = [last[f"written {k}"][last[AT] - 1] for k, _ in enumerate(line.rings)]
+            pairs = line.by_age(adjoints[line.group.index], written, passed).items()
             origins = ((line.origins[a], mu[None]) for a, mu in pairs)
             present = line.steps - passed
             signals = [Injection(root, present - age, mu) for (root, age), mu in origins]
-            own = _gradient_at_present(line, chunk, signals, *_of_line(line, traces))
+            own = _gradient_at_present(line, chunk, signals, trace, past)
             gradients = add(gradients, own)
         return like(chunk.weights, gradients)
 
@@ -345,16 +349,16 @@ def _pull(
     return scan_records(step, end, (slice_steps(factors, 0, steps), signal), steps, reverse=True)
 
 
-def _injections(line: Line, signal: Signal, first: int) -> Iterator[Injection]:
+def _injections(line: Line, records: Records, signal: Signal, first: int) -> Iterator[Injection]:
     """Yield the signals of the steps of a chunk; ``first`` is the number of its first step."""
-    group = line.group
-    for a, (root, age) in enumerate(line.origins):
-        state, probe = group.states[a], group.probes[a]
-        if probe in signal:
-            yield Injection(root, first - age, new_state_to_elements(group, a, signal[probe]))
-        if (name := pre_step_probe(state)) in signal:
-            before = old_state_to_elements(group, a, signal[name])[1:]
-            yield Injection(root, first - age, before)
+    group, written = line.group, slots_written(line, records)
+    before = [pre_step_probe(state) for state in group.states]
+    kinds = (group.probes, new_state_to_elements), (before, old_state_to_elements)
+    for passed, (names, convert) in enumerate(kinds):
+        own = {a: convert(group, a, signal[n]) for a, n in enumerate(names) if n in signal}
+        for a, value in line.by_age(own, written, passed).items():
+            root, age = line.origins[a]
+            yield Injection(root, first - age, value[passed:])
 
 
 def _placed(injections: Iterable[Injection], steps: int) -> Rows:
@@ -394,7 +398,7 @@ def _gradient_of_chunk(
         past = first_steps(past, line.steps)
         factors = {name: jnp.concatenate([past[name], f]) for name, f in factors.items()}
     first = 1 if is_new else 1 + line.steps
-    injections = _injections(line, signal, first)
+    injections = _injections(line, records, signal, first)
     if records.reset is not None:
         injections = (_without_resets(line, records.reset, first, own) for own in injections)
     placed = _placed(injections, records_of(factors).steps)

@@ -182,6 +182,30 @@ def delays_from_a_state(ops, p, h, x, hold):
     return one_delay_for_each_unit(ops, p, h, x, hold)
 
 
+@line(h=H, ring=FRONT, line=FRONT, i=INDEX, read=lambda h, new: oldest(h) * new["line"][1])
+def ring_beside_a_register(ops, p, h, x, hold):
+    new = cell(h, ops.matmul(x, p["w"]))
+    return {"h": new, "line": pushed(h["line"], new), **written(h, jnp.sin(new))}
+
+
+def counted_down(h, new):
+    return jnp.take(h["ring"], -jnp.asarray(h["i"], int) % SLOTS, -1) * new["ring"][..., 0]
+
+
+@line(h=H, ring=LAST, i=INDEX, read=counted_down)
+def ring_that_counts_down(ops, p, h, x, hold):
+    """Its slots are along the last axis, and its counter is never zero again."""
+    new = cell(h, ops.matmul(x, p["w"]))
+    ring = h["ring"].at[..., -jnp.asarray(h["i"], int) % SLOTS].set(new**2)
+    return {"h": new, "ring": ring, "i": h["i"] + 1}
+
+
+@line(h=H, ring=FRONT, i=INDEX, read=lambda h, new: oldest(h))
+def ring_that_skips_a_slot(ops, p, h, x, hold):
+    new = cell(h, ops.matmul(x, p["w"]))
+    return {"h": new, **written(h, new), "i": jnp.where(h["i"] < 6, h["i"] + 1, 0)}
+
+
 def constant_delays(h, new):
     delays = jnp.broadcast_to(np.arange(UNITS) % SLOTS, (1, *new["h"].shape))
     return jnp.take_along_axis(new["line"], delays, 0)[0]
@@ -420,6 +444,9 @@ CASES = {
     "delivery_into_later_slots": ("by_chunks", {"mask": MASK, "reset": RESET}),
     "one_delay_for_each_unit": ("by_stream", {"mask": MASK}),
     "delays_from_a_state": ("by_chunks", {"mask": MASK, "reset": RESET}),
+    "ring_beside_a_register": ("by_own_gradient", {"mask": MASK, "reset": RESET}),
+    "ring_that_counts_down": ("by_chunks", {"mask": MASK, "reset": RESET}),
+    "ring_that_skips_a_slot": ("by_stream", {}),
     "one_delay_for_each_unit_of_a_register": ("by_mapped_learners", {"mask": MASK}),
     "ring_by_selection": ("by_stream", {"reset": RESET}),
     "legendre_memory": ("by_chunks", {"reset": RESET}),
@@ -526,6 +553,31 @@ def test_behind_a_register_is_one_trace_of_some_steps_ago():
     assert {state for row in ring.report().relations for state, *_ in row.traces} == {
         "h", "ring[0]", "ring[1]", "ring[2]"
     }  # fmt: skip
+
+
+AGES = [
+    ("ring_that_counts_down", "by_stream"),
+    ("ring_that_counts_down", "by_checkpoints"),
+    ("ring_beside_a_register", "by_two_calls"),
+    ("one_delay_for_each_unit", "by_mapped_learners"),
+]
+
+
+@pytest.mark.parametrize(("name", "path"), AGES)
+def test_a_ring_whose_ages_are_known_has_one_late_trace(name, path):
+    learner = compiled(name)
+    (row,) = learner.report().delays
+    assert "ring" in row.states and row.form.startswith("one late trace")
+    oracle.assert_close(gradient(learner, path, mask=MASK), expected(name, mask=MASK), 1e-10, name)
+
+
+def test_the_late_trace_of_a_ring_takes_the_bytes_that_the_report_says():
+    late, skips = (compiled(f"ring_that_{what}") for what in ("counts_down", "skips_a_slot"))
+    (late,), (slots,) = late.report().delays, skips.report().delays
+    of_trace, steps = BATCH * INPUTS * UNITS * 8, SLOTS + 1
+    of_factors = 4 * BATCH * UNITS + BATCH * INPUTS  # D and Df of both states, and x
+    assert late.stored_bytes == of_trace + steps * (8 * of_factors + 4) + 4
+    assert (slots.form, slots.stored_bytes) == ("a trace for each of 3 values", SLOTS * of_trace)
 
 
 def test_the_report_has_the_form_and_the_bytes_of_a_delay():
