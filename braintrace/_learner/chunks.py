@@ -186,8 +186,6 @@ def over_blocks(
     steps, block
         Length of the sequences and of a block.
     """
-    if steps <= block:
-        return of_length(steps)(carry, sequences)
     if not steps % block:
         return _over_parts(of_length(block), carry, sequences, steps // block, block)
     last = of_length(steps % block)

@@ -12,7 +12,7 @@ import jax
 from .._brainstate import initialise, is_lost, is_watched
 from .._compiler import publish
 from .._core.traces import size_in_bytes
-from .._errors import NotPicklableError, OptionError, ShapeError, in_words
+from .._errors import NotPicklableError, ShapeError, in_words
 from .._graph.graph import report_of
 from .._graph.report import Diagnostic, Report
 from .._model import values_by_path, write_by_path
@@ -310,8 +310,6 @@ class Learner(BaseLearner):
 
         if optimizer is not None:
             self.init_optimizer(optimizer)
-        elif options.get("update_fn") is None:
-            raise OptionError("`live` needs an `optimizer`, or an `update_fn`, for the labels.")
         options["optimizer"] = optimizer
         return LiveStream(self.functional(), step_fn, pending, options)
 
