@@ -53,9 +53,9 @@ captured values of the function."""
 
 def cached_program(
     learner: BaseLearner,
-    functions: Iterable[Callable[..., PyTree]],
+    functions: Iterable[Any],
     kind: str,
-    rest: tuple[Any, ...],
+    rest: Any,
     make: Callable[[], Program],
 ) -> Program:
     """Return the program for a kind of call, the user's functions, and the rest of a key."""
@@ -115,11 +115,7 @@ def find_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> tuple[Program
 
 
 def run_method(
-    learner: BaseLearner,
-    method: str,
-    sequences: tuple[PyTree, ...],
-    options: Options,
-    start: int = 0,
+    learner: BaseLearner, method: str, sequences: PyTree, options: Options, start: int = 0
 ) -> PyTree:
     """Run a method of a learner; ``start`` is the index of its first step in the user's call."""
     learner.follow_every_state(options.window)
