@@ -170,7 +170,7 @@ def example_arguments(graph: ETraceGraph, batch_size: int | None = None) -> Any:
 
 
 class Options(NamedTuple):
-    """The options of a call of a method; see `Learner.etrace_grad`. Programs depend on `static`."""
+    """The options of a call of a method; see `Learner.etrace_grad`."""
 
     step_fn: Any = None
     optimizer: Any = None
@@ -191,10 +191,9 @@ class Options(NamedTuple):
     has_aux: bool = False
     return_outputs: bool = True
 
-    @property
-    def static(self) -> tuple[Any, ...]:
-        """The options from ``every`` on."""
-        return self[9:]
+
+STATIC = slice(Options._fields.index("every"), None)
+"""Options that a program depends on."""
 
 
 _TYPE, _SHAPE, _DTYPE = map(operator.attrgetter, ("aval", "shape", "dtype"))

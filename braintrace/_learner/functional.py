@@ -31,7 +31,7 @@ from .base import BaseLearner
 from .chunks import checkpointed_bytes
 from .gradient import SequenceGradient
 from .online import OnlineLearning
-from .program import Arguments, Call, Prediction, Program, Result
+from .program import Arguments, Call, Prediction, Program
 from .state import LearnerState, Places, states_in
 from .traces import Form, Zero, is_settled, settled
 
@@ -95,7 +95,7 @@ def find_program(
     arguments = Arguments(sequences, mask, flags, fresh)
     optimizer = None if options.optimizer is None else learner.held_optimizer.begun.value[1]
     given = mask is not None, None if flags is None else flags.ndim
-    rest = optimizer, options.static, given, *types
+    rest = optimizer, options[own_arguments.STATIC], given, *types
 
     def make() -> Program:
         placement = learner.placement
@@ -137,12 +137,12 @@ def advance(
     carried, is_outside = learner.carried, not _brainstate.is_watched()
     if is_outside:
         carried.begin(program.followed)
-    values, done = _brainstate.values_of(program.states), list[Result]()
+    values, done = _brainstate.values_of(program.states), list[Any]()
     traces = carried.given(program.reads, is_outside)
 
     def write() -> None:
         if done:
-            changes = program.written, *program.changes(done[0], traces)
+            changes = program.written, *program.changes(done, traces)
             carried.advance(program.followed.values(), *changes, is_outside)
 
     is_certain = is_outside and program.check is None  # to be written once it has run
@@ -153,9 +153,9 @@ def advance(
         traces = jax.tree.map(jnp.copy, traces)
     program(values, traces, arguments, in_place=in_place, done=done)
     if program.check is not None:
-        program.check(done[0][0][1])
+        program.check(program.jitted.result(done)[0][1])
     carried.complete(write, is_outside)
-    return done[0][0]
+    return done[1][0]
 
 
 def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
@@ -380,16 +380,16 @@ class FunctionalLearner:
 
     def _advance(self, state: LearnerState, program: Program, arguments: Arguments) -> Outcome:
         """Run a program on a state."""
-        places, done = self._checked(state), list[Result]()
+        places, done = self._checked(state), list[Any]()
         is_zero = program.reads == "zero" and isinstance(state.traces, Zero)
         has_none = is_zero or program.reads == "nothing"
         traces = None if has_none else pack(self._arrays(state), self._learner.carried.pairs())
         values = [places.value_in(state, each) for each in program.states]
         program(values, traces, arguments, in_place=False, done=done)
-        results, verdict = done[0][0]
+        results, verdict = program.jitted.result(done)[0]
         if program.check is not None:
             program.check(verdict)
-        written, after = program.changes(done[0], traces)
+        written, after = program.changes(done, traces)
         state = places.replaced(state, program.written, written)
         if after is None:
             return state, results

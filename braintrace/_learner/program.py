@@ -110,8 +110,8 @@ class Program:
     def compile(self, key: Hashable) -> Program:
         """Compile when called; deferred traces of programs with equal keys have one type."""
         run: Any = functools.partial(self._placed)
-        run.__name__ = type(self).__name__  # as profilers and dumps of XLA show it
-        self._compiled, self._finish = Jitted(run), Jitted(self._finished, key)
+        run.__name__ = type(self).__name__
+        self.jitted, self._finish = Jitted(run), Jitted(self._finished, key)
         self.is_overwriting = functools.cache(self.overwrites)
         return self
 
@@ -122,7 +122,7 @@ class Program:
         arguments: Arguments,
         *,
         in_place: bool,
-        done: list[Result],
+        done: list[Any],
     ) -> None:
         """Run on the first devices or on a mesh, and append the result."""
         if self.placement is not None:
@@ -130,11 +130,11 @@ class Program:
             traces = self._on_mesh(traces)
             sequences, mask, flags = self.placement.by_sample(arguments[:3], self.batch_axis)
             arguments = Arguments(sequences, mask, flags, arguments.initial)
-        self._compiled(values, traces, arguments, in_place=in_place, done=done)
+        self.jitted(values, traces, arguments, in_place=in_place, done=done)
 
-    def changes(self, done: Result, traces: Traces | None) -> tuple[list[PyTree], Any]:
+    def changes(self, done: list[Any], traces: Traces | None) -> tuple[list[PyTree], Any]:
         """Return the new values, and the new traces in their form, given those before."""
-        _, written, after = done
+        _, written, after = self.jitted.result(done)
         if isinstance(after, Deferred):
             before = traces if after.before is None else after.before
             after = Deferred(after.sources, ZERO if before is None else before, self._finish)

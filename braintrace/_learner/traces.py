@@ -42,8 +42,16 @@ class Jitted:
     def __init__(self, function: Callable[..., Any], key: Hashable | None = None) -> None:
         self._key = id(self) if key is None else key
         self._hash = hash(self._key)
-        self._run = jax.jit(function)
-        self._run_in_place = jax.jit(function, donate_argnums=1)
+        self._trees: list[Any] = []
+
+        def run(*arguments: Any) -> dict[int, list[Any]]:
+            leaves, tree = jax.tree.flatten(function(*arguments))
+            self._trees.append(tree)
+            return {len(self._trees) - 1: leaves}
+
+        run.__name__ = getattr(function, "__name__", "run")  # as profilers and dumps show it
+        self._run = jax.jit(run)
+        self._run_in_place = jax.jit(run, donate_argnums=1)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Jitted) and other._key == self._key
@@ -54,10 +62,18 @@ class Jitted:
     def __call__(self, *arguments: Any, in_place: bool, done: list[Any]) -> None:
         """Run the function and append its results; ``in_place`` donates the buffers.
 
-        `map` and `extend` are C code: no signal handler runs between the function and its results.
+        `map`, `extend` and JAX's dicts of lists are C code: no signal handler runs between the
+        function and its results. Named tuples and other nodes are made of them by `result`.
         """
         run = self._run_in_place if in_place else self._run
         done.extend(map(run, *zip(arguments)))
+
+    def result(self, done: list[Any]) -> Any:
+        """Return the results of a call."""
+        if len(done) == 1:
+            ((index, leaves),) = done[0].items()
+            done.append(self._trees[index].unflatten(leaves))
+        return done[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +94,11 @@ class Deferred:
     before: "Traces | Zero | None"
     finish: Any = None
 
-    def compute(self, done: list[Traces], in_place: bool = False) -> Traces:
+    def compute(self, done: list[Any], in_place: bool = False) -> Traces:
         """Return the traces; an interrupted computation continues with the same list."""
         if not done:
             self.finish(self.sources, self.before, in_place=in_place, done=done)
-        return done[0]
+        return self.finish.result(done)
 
 
 jax.tree_util.register_dataclass(Deferred, ["sources", "before"], ["finish"])
