@@ -355,7 +355,9 @@ def interrupt_calls(seed):
     signal.signal(signal.SIGALRM, interrupt)
     for _ in range(100):
         kind = draw.integers(7)
-        before, start = bits(pure.state()), time.perf_counter()
+        for each in (learner, twin):  # whose traces are then overwritten: nothing else holds them
+            calls_of(each, optimizer)[0]()
+        before, start = bits(other.state()), time.perf_counter()
         calls_of(twin, optimizer)[kind]()
         wait = draw.uniform(0, 1) * (time.perf_counter() - start)
         call, count = calls_of(learner, optimizer)[kind], len(told)
