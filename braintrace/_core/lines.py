@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._compiler.ring_buffers import Ring, find_rings
 from .._graph.graph import ETraceGraph
 from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation
 from .._jax import Var
 from .registers import number_elements, numbers_of
+from .rings import Ring, find_rings
 from .sites import over_first_axis
 
 
