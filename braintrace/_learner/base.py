@@ -350,8 +350,7 @@ class BaseLearner(brainstate.nn.Module):
         return made.states, values
 
     def _with_filters(self, fresh: dict[Path, Any]) -> dict[Path, Any]:
-        leaves = self.graph.traced.filters
-        every = fresh | dict(zip((leaf.path for leaf in leaves), starts_of(leaves), strict=True))
+        every = fresh | starts_of(self.graph.traced.filters)
         return {path: every[path] for path in self.short_term_states}
 
     def reset_values(self, now: Values, initial: Values, flags: jax.Array) -> Values:
@@ -407,8 +406,7 @@ class BaseLearner(brainstate.nn.Module):
 
     def begin_sequence(self, before: Callable[[], Traces] | None = None) -> None:
         """Set traces and filters to the start of a sequence; ``None``: of the first one."""
-        leaves = self.graph.traced.filters
-        starts = dict(zip((leaf.path for leaf in leaves), starts_of(leaves), strict=True))
+        starts = starts_of(self.graph.traced.filters)
         if starts.keys() != self.filters.keys():
             self.filters = {path: brainstate.ShortTermState(v) for path, v in starts.items()}
         _model.write_by_path(self.filters, starts)

@@ -322,10 +322,11 @@ class EligibilityTraces:
         return unpack(traces)
 
 
-def starts_of(filters: Sequence[StateLeaf]) -> list[jax.Array]:
-    """Return the initial values of filters of leaky readouts."""
+def starts_of(filters: Sequence[StateLeaf]) -> dict[Path, jax.Array]:
+    """Return the initial values of filters of leaky readouts, by path."""
     zeros = [np.zeros(leaf.shape, leaf.dtype) for leaf in filters]
-    return jax.device_put(zeros)  # `jnp` compiles for every shape
+    starts = jax.device_put(zeros)  # `jnp` compiles for every shape
+    return {leaf.path: start for leaf, start in zip(filters, starts, strict=True)}
 
 
 RAW = (
