@@ -101,6 +101,7 @@ class Analysis:
         self.constants = Constants(program)
         self.values = Paths(program, is_var)
         self.gradients = Paths(program, carries_derivative)
+        self._elements: dict[Var, Mapping[Var, Ids]] = {}
 
     @functools.cached_property
     def roles(self) -> Mapping[int, MarkedRole]:
@@ -127,8 +128,11 @@ class Analysis:
 
         A variable is left out if one of its elements depends on several.
         """
-        flows = flows_from(SOURCES, self.constants, {start: numbered(start)}).items()
-        return {var: f for var, f in flows if f is not None and not np.any(f == TOP)}
+        if start not in self._elements:  # an operation reaches several states
+            flows = flows_from(SOURCES, self.constants, {start: numbered(start)}).items()
+            one = {var: f for var, f in flows if f is not None and not np.any(f == TOP)}
+            self._elements[start] = one
+        return self._elements[start]
 
 
 def labels_back(
