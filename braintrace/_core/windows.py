@@ -1,7 +1,6 @@
 """Steps as a whole: of windows, full-Jacobian rules, the plain model, and a user's own gradient."""
 
-import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +20,6 @@ from .sites import (
     of_past,
     pre_step_probe,
     probe_shapes,
-    probes_after_reset,
     probes_of_past,
 )
 from .steps import Inputs, finish, operands, probed_step, residuals
@@ -32,7 +30,6 @@ def single_step(
     method: TraceMethod,
     inputs: Inputs,
     traces: Traces,
-    reset: jax.Array | None = None,
     place: Callable[[Records], Records] = lambda records: records,
 ) -> tuple[list[jax.Array], dict[Var, jax.Array], Traces]:
     """Run one step whose derivative with respect to parameters is computed from the traces.
@@ -45,8 +42,6 @@ def single_step(
         The compiled model, and its traces before the step.
     inputs
         Values of the program's inputs.
-    reset
-        Flags of the samples that were reset before the step; ``None``: none.
     place
         Places residuals on a mesh.
 
@@ -60,10 +55,7 @@ def single_step(
         Traces after the step.
     """
     weights = operands(graph, inputs)
-    result = residuals(graph, inputs, weights)
-    if reset is not None:
-        result = dataclasses.replace(result, reset=reset)
-    records = place(as_chunk(result))
+    records = place(as_chunk(residuals(graph, inputs, weights)))
     held, before = jax.lax.stop_gradient((weights, traces))
     after = method.update(Chunk(graph, held, records), before)
 
@@ -75,8 +67,6 @@ def single_step(
     passes = graph.passes_weights
     shapes = probes_of_past(graph) if passes else probe_shapes(graph)
     probes = with_gradient(shapes, gradient, weights, (records, before, after))
-    if reset is not None:
-        probes = probes_after_reset(graph, probes, reset)
     if passes:
         now = before_window(graph, inputs, probes)
         outputs, new_states, _ = window_step(graph, now, separates_layers=True)
@@ -154,36 +144,19 @@ def window_step(
     return outputs, new_states, residuals(graph, inputs, weights)
 
 
-# --- the gradient in a step of the user's own
+# --- the gradient in a window of the user's own
 
 
 def probes_of_entry(
-    graph: ETraceGraph,
-    method: TraceMethod,
-    weights: Weights,
-    traces: Traces,
-    reset: jax.Array | None = None,
-    heard: Callable[[Collection[str]], None] = lambda names: None,
+    graph: ETraceGraph, method: TraceMethod, weights: Weights, traces: Traces
 ) -> Probes:
-    """Return perturbations of the states before a step or window, with a gradient by the traces.
-
-    Parameters
-    ----------
-    graph, method, weights, traces
-        The compiled model, its operands, and its traces before the step.
-    reset
-        Flags of samples that were reset before it; ``None``: none.
-    heard
-        Called with the names of the perturbations that have a derivative.
-    """
+    """Return perturbations of the states before a window, with a gradient by the traces."""
 
     def gradient(weights: Weights, traces: Any, signal: Any) -> Weights:
-        heard(signal)
-        chunk = Chunk(graph, weights, Records(x={}, reset=None if reset is None else reset[None]))
+        chunk = Chunk(graph, weights, Records(x={}))
         return method.carry_in_vjp(chunk, of_past(graph, as_chunk(signal)), traces)
 
-    probes = with_gradient(probes_of_past(graph), gradient, weights, traces)
-    return probes if reset is None else probes_after_reset(graph, probes, reset)
+    return with_gradient(probes_of_past(graph), gradient, weights, traces)
 
 
 SECOND_DERIVATIVE = (

@@ -83,10 +83,10 @@ class CompiledStep:
         specs = jax.tree.map(lambda s: (s.shape, str(s.dtype), s.axes, s.rule), self.trace_specs)
         return specs, {leaf.name: (leaf.shape, leaf.dtype) for leaf in self.graph.traced.filters}
 
-    def one_step(self, inputs: Inputs, traces: Any, reset: jax.Array | None = None) -> Any:
+    def one_step(self, inputs: Inputs, traces: Any) -> Any:
         """Return one step, with its residuals placed on the mesh; see `single_step`."""
-        step = self.graph, self.method, inputs, traces, reset
-        return single_step(*step, *(() if self.placement is None else (self.placement.records,)))
+        placed = () if self.placement is None else (self.placement.records,)
+        return single_step(self.graph, self.method, inputs, traces, *placed)
 
 
 class BaseLearner(brainstate.nn.Module):

@@ -379,9 +379,12 @@ class SequenceGradient(Program):
         )
         residuals = self._runner.residuals(values, over_time, steps)
         recorded = Chunk(self._graph, weights, self._records(residuals))
-        after: Traces | Deferred | None = None
+        after: Any = None
         if not self._evolves:
-            found, after = chunk_gradient(self._method, recorded, signal, traces)
+            if steps == 1 and not is_zero(traces):  # its gradient can be read from them
+                after = self._method.update(recorded, traces)
+            found, later = chunk_gradient(self._method, recorded, signal, traces, after)
+            after = later if after is None else after
             of_operands = jax.tree.map(jnp.add, of_operands, found)
         gradients = outside, of_operands
         if after is None:

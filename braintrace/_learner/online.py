@@ -1,29 +1,22 @@
 """Online learning: an update after every step of a stream, or after every block of steps.
 
-With ``every=1`` each step runs separately: its gradient is computed from the traces after it, and
-the parameters may change before the next step. With ``every=k`` the parameters are constant for
-``k`` steps, which run in chunks like a separate sequence (see `gradient`). No computation is
-deferred to the end of the stream, so a stream can be endless.
+The parameters are constant for a block of ``every`` steps, which runs like a separate sequence (see
+`gradient`). No computation is deferred to the end of the stream, so a stream can be endless.
 """
 
 from __future__ import annotations
 
 import collections
-import functools
 from typing import Any, TypeAlias
 
-import brainstate
 import jax
 import jax.numpy as jnp
 
 from .._checks import check_choice, shown
-from .._core.steps import operands
 from .._core.traces import as_arrays
-from .._core.windows import probes_of_entry
 from .._errors import OptionError
 from .._from_function import gradients_by_path, gradients_for
 from .._graph.method import Traces
-from .._model import leaves_by_var
 from .._typing import PyTree, path_name
 from . import user_step
 from .arguments import Options
@@ -62,17 +55,11 @@ class OnlineLearning(Program):
                 "Give a `window` that divides `every`."
             )
         self._length = min(options.every, steps_of(sequences))
-        self._differentiate = self._of_step
-        if options.every > 1 or window is not None:
-            cut = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
-            self._block = SequenceGradient(
-                learner,
-                Options(step_fn=options.step_fn, window=options.window, has_aux=options.has_aux),
-                Arguments(cut[0], cut[1], cut[2], initial),
-            )
-            self._differentiate = self._of_block
-        slices = user_step.example_slices((sequences, flags, mask))
-        self._example = jax.eval_shape(lambda: initial), slices
+        cut = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
+        own = Options(step_fn=options.step_fn, window=window, has_aux=options.has_aux)
+        self._block = SequenceGradient(learner, own, Arguments(cut[0], cut[1], cut[2], initial))
+        self._slices = user_step.example_slices((sequences, flags, mask))
+        self._initial = jax.eval_shape(lambda: initial)
         self._pure = self._traced(self._length)
         super().__init__(learner, self._pure.states, self._pure.is_written)
         if options.nonfinite == "raise":
@@ -81,57 +68,31 @@ class OnlineLearning(Program):
             self.notice = learner.held_optimizer.notice
 
     def _traced(self, length: int) -> user_step.PureStep:
-        """Return a step, or a block of a given length, with its update as a pure function."""
+        """Return a block of a given length, with its update, as a pure function."""
         traces = jax.eval_shape(as_arrays, self._learner.starting_traces())
-        initial, slices = self._example
-        if self._differentiate == self._of_block:
-            slices = jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *x.shape)), slices)
-        return user_step.PureStep(self._run, (), (traces, initial, slices))
+        slices = jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *x.shape)), self._slices)
+        return user_step.PureStep(self._run, (), (traces, self._initial, slices))
 
     def _run(self, traces: Traces, initial: list[PyTree], inputs: Slices) -> PyTree:
-        """Return the traces after a step or block with its update, and its results."""
-        learner = self._learner
-        by_parameter, losses, aux, after = self._differentiate(traces, initial, inputs)
-        gradients = gradients_for(learner.module, by_parameter)
-        self._names = list(map(path_name, by_path(gradients_by_path(learner.module, gradients))))
-        result = StepResult(gradients, losses, aux, inputs[2])
-        verdict, after = run_update(learner, self._options, result, after)
-        verdict = jax.tree.map(lambda v: jnp.broadcast_to(v, (*losses.shape, *v.shape)), verdict)
-        return after, (losses, aux, verdict)
+        """Return the traces after a block with its update, and its results.
 
-    def _of_step(self, traces: Traces, initial: list[PyTree], inputs: Slices) -> Any:
-        learner, options = self._learner, self._options
-        slices, reset, weight = inputs
-        if reset is not None:
-            learner.reset_samples(initial, reset)
-
-        def loss_of_step() -> PyTree:
-            run = functools.partial(learner.compiled.one_step, traces=traces, reset=reset)
-            states = learner.states_of_step
-            values = [state.value for state in states.values()]
-            weights = operands(learner.graph, leaves_by_var(learner.graph, states, values))
-            heard = functools.partial(user_step.report_early_reads, learner)
-            known = learner.graph, learner.method, weights, traces, reset, heard
-            recorder = user_step.Recorder(learner, run, probes_of_entry(*known))
-            loss, *rest = user_step.recorded_loss(recorder, options, slices)
-            return loss, rest
-
-        differentiate = brainstate.transform.grad(
-            loss_of_step, learner.param_states, has_aux=True, return_value=True
-        )
-        gradients, loss, (aux, after) = differentiate()
-        return gradients, loss if weight is None else jnp.where(weight != 0, loss, 0), aux, after
-
-    def _of_block(self, traces: Traces, initial: list[PyTree], inputs: Slices) -> Any:
-        """Differentiate the mean loss of a block, as of a separate sequence."""
-        (slices, reset, weights), block = inputs, self._block
+        The gradient is that of the mean loss of the block, as of a separate sequence.
+        """
+        learner, block, (slices, reset, weights) = self._learner, self._block, inputs
         values = [state.value for state in block.states]
         arguments = Arguments(slices, weights, reset, [] if reset is None else initial)
         (results, _), written, after = block.run(values, traces, arguments)
         for state, value in zip(block.written, written, strict=True):
             state.value = value
-        gradients, losses, aux = results
-        return block.by_parameter(gradients), losses, aux, block.finished(after, traces)
+        by_parameter, losses, aux = results
+        if self._options.every == 1:
+            aux = jax.tree.map(lambda leaf: leaf[0], aux)
+        gradients = gradients_for(learner.module, block.by_parameter(by_parameter))
+        self._names = list(map(path_name, by_path(gradients_by_path(learner.module, gradients))))
+        result = StepResult(gradients, losses, aux, weights)
+        verdict, after = run_update(learner, self._options, result, block.finished(after, traces))
+        verdict = jax.tree.map(lambda v: jnp.broadcast_to(v, (*losses.shape, *v.shape)), verdict)
+        return after, (losses, results[2], verdict)
 
     def run(self, values: list[PyTree], traces: Any, arguments: Arguments) -> Result:
         """Return losses and auxiliary results, and verdicts."""
@@ -150,11 +111,8 @@ class OnlineLearning(Program):
             return run
 
         start = (self._pure.written_of(values), traces)
-        if self._differentiate == self._of_step:
-            carry, results = jax.lax.scan(of_length(1), start, over_time)
-        else:
-            steps = steps_of(sequences)
-            carry, results = over_blocks(of_length, start, over_time, steps, options.every)
+        steps = steps_of(sequences)
+        carry, results = over_blocks(of_length, start, over_time, steps, options.every)
         losses, aux, verdict = results
         verdict = (losses, verdict) if options.nonfinite == "raise" else verdict
         results = LossesAndAux(losses, aux) if options.has_aux else losses
