@@ -18,8 +18,7 @@ import numpy as np
 
 from .._graph.graph import ETraceGraph
 from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation
-from .._jax import Var
-from .registers import number_elements, numbers_of
+from .registers import Numbers
 from .rings import Ring, find_rings
 from .sites import over_first_axis
 
@@ -90,10 +89,11 @@ class Line:
     def steps(self) -> int:
         """The number of steps between the traces and the present.
 
-        A loss may read the old value of a state. A root that no later step reads has no trace; its
-        value is computed in the step after them.
+        A root that no later step reads has no trace; its value is computed in the step after them.
         """
-        return max(age + 1 + (root not in self.carried) for root, age in self.origins)
+        late = self.group.read_late
+        every = enumerate(self.origins)
+        return max(age + (a in late) + (root not in self.carried) for a, (root, age) in every)
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,17 +104,15 @@ def lines_of(graph: ETraceGraph) -> tuple[Line, ...]:
 
 
 def _line_of(graph: ETraceGraph, group: HiddenGroup) -> Line | None:
-    source, rings = _sources(graph, group), tuple(find_rings(graph.traced, group))
-    origins = [_origin(source, a) for a in range(len(group.states))]
+    rings = tuple(find_rings(graph.traced, group))
     ring_of = {a: ring for ring in rings for a in ring.states}
-    for a, ring in ring_of.items():
-        origins[a] = ring.states[0], ring.states.index(a)
-    moved = {a for a, (_, age) in enumerate(origins) if age}
     pairs = group.transition  # without slots that keep their values
     read = [(a, c) for a, c in pairs if c not in ring_of or ring_of.get(a) is not ring_of[c]]
+    origins = _origins(graph, group, rings, read)
+    moved = {a for a, (root, _) in enumerate(origins) if root != a}
     is_read = any(c in ring_of or (c in moved and a not in moved) for a, c in read)
     is_complex = any(np.issubdtype(state.dtype, np.complexfloating) for state in group.states)
-    if not moved or is_read or is_complex:
+    if not any(age for _, age in origins) or is_read or is_complex:
         return None
     kept = [a for a in range(len(group.states)) if a not in moved]
     places = {a: place for place, a in enumerate(kept)}
@@ -143,23 +141,61 @@ def _line_of(graph: ETraceGraph, group: HiddenGroup) -> Line | None:
     )
 
 
-def _sources(graph: ETraceGraph, group: HiddenGroup) -> dict[int, int]:
-    """Return for each state that only moves the state whose old value it takes over."""
-    program, units = graph.traced.program, group.num_positions
-    numbers = dict[Var, np.ndarray]()
+def _origins(
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    rings: tuple[Ring, ...],
+    read: Sequence[tuple[int, int]],
+) -> list[tuple[int, int]]:
+    """Return the root of each state, and its age.
+
+    Parameters
+    ----------
+    graph, group, rings
+        The compiled model, one of its groups, and the ring buffers of the group.
+    read
+        Pairs of states of which the first reads the second.
+    """
+    units, states = group.num_positions, range(len(group.states))
+    numbers = Numbers()
     for a, (state, layout) in enumerate(zip(group.states, group.old_layouts, strict=True)):
         layout = np.arange(units) if layout is None else layout
         own = numbers.setdefault(state.in_var, np.full(state.shape, -1))
         own.flat[np.flatnonzero(layout >= 0)] = a * units + layout[layout >= 0]
-    number_elements(program, numbers, group.new_vars)
-    found = {}
-    for a, (var, layout) in enumerate(zip(group.new_vars, group.layouts, strict=True)):
-        own = numbers_of(numbers, var).ravel()
-        unit = np.arange(units) if layout is None else layout.ravel()
-        taken = own[unit >= 0] - unit[unit >= 0]
-        if len(taken) == units and (taken == taken[0]).all() and taken[0] >= 0:
-            found[a] = int(taken[0]) // units
-    return found
+    given = [*zip(group.new_vars, group.layouts, strict=True)]
+    slots = {a: ring for ring in rings for a in ring.states}
+    for ring in rings:
+        given[ring.states[0]] = ring.pushed, ring.layout
+    numbers.follow(graph.traced.program, [var for var, _ in given])
+    every = [_in_units(numbers.of(var), layout, units) for var, layout in given]
+    old = range(0, units * len(states), units)
+    source = {
+        a: int(own[0]) // units
+        for a, own in enumerate(every)
+        if a not in slots and own[0] in old and np.array_equal(own - own[0], np.arange(units))
+    }
+    # States with equal values have one root: one that a computed state reads, or the first.
+    is_read = {c for a, c in read if a not in source}
+    first = dict[bytes, int]()
+    for a in sorted(states, key=lambda a: a not in is_read):
+        if a not in group.downstream and every[a].min() >= 0:
+            first.setdefault(every[a].tobytes(), a)
+    roots = [a if a in is_read else first.get(every[a].tobytes(), a) for a in states]
+    origins = []
+    for a in states:
+        root, age = _origin(source, a)
+        if a in slots:
+            root, age = slots[a].states[0], slots[a].states.index(a)
+        origins.append((roots[root], age))
+    return origins
+
+
+def _in_units(numbers: np.ndarray, layout: np.ndarray | None, units: int) -> np.ndarray:
+    """Return the number of each unit's element, -1 without one."""
+    unit = np.arange(units) if layout is None else layout.ravel()
+    result = np.full(units, -1)
+    result[unit[unit >= 0]] = numbers.ravel()[unit >= 0]
+    return result
 
 
 def _origin(source: dict[int, int], state: int) -> tuple[int, int]:

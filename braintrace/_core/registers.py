@@ -8,50 +8,56 @@ of the time without a delay, on a CPU).
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._jax import Atom, Var, is_var
+from .._jax import Atom, Equation, Var, is_var
 from .._jaxpr.evaluate import Constants
 from .._jaxpr.primitives import moved_operands, sources_of
 from .._jaxpr.program import Program
 
 
-def number_elements(
-    program: Program, numbers: dict[Var, np.ndarray], targets: Iterable[Var]
-) -> None:
-    """Give moved elements the numbers of their sources; other elements have -1.
+class Numbers(dict[Var, np.ndarray]):
+    """A number for each element of some variables, which elements that move keep.
 
-    Parameters
-    ----------
-    program
-        The program.
-    numbers
-        Numbers of the elements of some variables; those of further variables are added.
-    targets
-        The variables up to which elements move.
+    Elements that are computed have numbers of their own; an element that is a constant has -1.
     """
-    constants = Constants(program)
-    for index in program.making(program.depends_on(targets, frozenset(numbers))):
-        equation = program.equations[index]
-        if numbers.keys().isdisjoint(filter(is_var, equation.invars)):
-            continue
-        moves, parts = sources_of(constants, equation), moved_operands(equation)
-        if equation.primitive.name in ("copy", "copy_p"):
-            moves, parts = [np.arange(equation.outvars[0].aval.size)], (0,)
-        if moves is not None:
-            flat = [numbers_of(numbers, equation.invars[part]).ravel() for part in parts]
-            given = np.append(np.concatenate(flat), -1)  # the last is that of `NOWHERE`
-            for var, move in zip(equation.outvars, moves, strict=True):
-                numbers[var] = given[move].reshape(var.aval.shape)
+
+    def of(self, atom: Atom) -> np.ndarray:
+        """Return the numbers of the elements of a variable."""
+        if not is_var(atom):
+            return np.full(np.shape(atom.aval), -1)
+        if atom not in self:
+            first = max((int(own.max(initial=-1)) for own in self.values()), default=-1) + 1
+            self[atom] = first + np.arange(atom.aval.size).reshape(atom.aval.shape)
+        return self[atom]
+
+    def follow(self, program: Program, targets: Iterable[Var]) -> None:
+        """Give numbers to the elements of some variables of a program."""
+        constants = Constants(program)
+        moves = [index for index, e in enumerate(program.equations) if _moved_operands(e)]
+        stops = program.producer.keys() - program.made_by(moves) | self.keys()
+        behind = program.depends_on(targets, stops)
+        for index in program.making(behind - stops):
+            equation = program.equations[index]
+            is_copy = equation.primitive.name in COPIES
+            every = [np.arange(equation.outvars[0].aval.size)]
+            sources = every if is_copy else sources_of(constants, equation)
+            if sources is not None:
+                flat = [self.of(equation.invars[p]).ravel() for p in _moved_operands(equation)]
+                given = np.append(np.concatenate(flat), -1)  # the last is that of `NOWHERE`
+                for var, source in zip(equation.outvars, sources, strict=True):
+                    self[var] = given[source].reshape(var.aval.shape)
 
 
-def numbers_of(numbers: dict[Var, np.ndarray], atom: Atom) -> np.ndarray:
-    known = numbers.get(atom) if is_var(atom) else None
-    return np.full(np.shape(atom.aval), -1) if known is None else known
+COPIES = ("copy", "copy_p")
+
+
+def _moved_operands(equation: Equation) -> Sequence[int]:
+    return (0,) if equation.primitive.name in COPIES else moved_operands(equation)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,14 +125,14 @@ def _orders(program: Program, old: Var, new: Var, pushed: Var) -> Iterator[tuple
     shape, size = old.aval.shape, old.aval.size
     before = np.arange(size).reshape(shape)
     given = size + np.arange(pushed.aval.size).reshape(pushed.aval.shape)
-    numbers = {old: before, pushed: given}
-    number_elements(program, numbers, [new])
+    numbers = Numbers({old: before, pushed: given})
+    numbers.follow(program, [new])
     for axis, slots in enumerate(shape):
         if slots > 1 and pushed.aval.size * slots == size:
             newest = given.reshape(*shape[:axis], 1, *shape[axis + 1 :])
             for newest_first in (True, False):
                 kept = np.delete(before, -1 if newest_first else 0, axis)
                 parts = [newest, kept] if newest_first else [kept, newest]
-                if np.array_equal(numbers_of(numbers, new), np.concatenate(parts, axis)):
+                if np.array_equal(numbers.of(new), np.concatenate(parts, axis)):
                     yield axis, newest_first
                     return

@@ -12,7 +12,16 @@ import jax.numpy as jnp
 
 from .._core.lines import Line
 from .._core.local_step import blocks, read_vars, values_of
-from .._core.sites import at_elements, filter_key, names_of, over_first_axis, trace_sites, x_key
+from .._core.sites import (
+    TraceSite,
+    at_elements,
+    filter_key,
+    names_of,
+    over_first_axis,
+    row_name,
+    trace_sites,
+    x_key,
+)
 from .._graph.graph import ETraceGraph
 from .._graph.method import Records
 from .._graph.trace_spec import Role, TraceSpec
@@ -33,8 +42,9 @@ def factors_of(line: Line, records: Records) -> Factors:
 
     def of_step(values: dict[str, jax.Array]) -> Factors:
         D, Df = blocks(core, group, values_of(core, values))
+        keys = [site.key(a) for site in rows_of(line).values() for a in site.influence.states]
         named = {f"D {a} {c}": block for (a, c), block in D.items()}
-        return named | {f"Df {key}": block for key, block in Df.items()}
+        return named | {f"Df {key}": Df[key] for key in keys}
 
     varying = {name for name, value in values.items() if value.shape[0] == records.steps > 1}
     axes = {name: 0 if name in varying else None for name in values}
@@ -51,6 +61,12 @@ def factors_of(line: Line, records: Records) -> Factors:
                 factors[name] = jnp.where(is_new, 0, factors[name])
     factors |= {f"x {key}": records.x[key] for key in _inputs(core)}
     return factors | {f"written {k}": slot for k, slot in enumerate(slots_written(line, records))}
+
+
+def rows_of(line: Line) -> dict[str, TraceSite]:
+    """Return the first operation of each row of ``Df``, by `row_name`."""
+    sites = reversed(trace_sites(line.core, line.core_group))
+    return {row_name(line.core, site): site for site in sites}
 
 
 def slots_written(line: Line, records: Records) -> list[jax.Array]:

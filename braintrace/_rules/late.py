@@ -66,6 +66,7 @@ from .factors import (
     factors_of,
     first_steps,
     records_of,
+    rows_of,
     slice_steps,
     slots_written,
     specs_of_factors,
@@ -327,8 +328,7 @@ def _pull(
 
     Return the rows before the first step, and the cotangents of outputs by `row_name`, time first.
     """
-    core, group = line.core, line.core_group
-    sites = {row_name(core, site): site for site in reversed(trace_sites(core, group))}
+    group, sites = line.core_group, rows_of(line)
 
     def step(rows: Rows, now: tuple[Factors, Rows]) -> tuple[Rows, Arrays]:
         (factor, signal), outputs = now, dict[str, jax.Array]()

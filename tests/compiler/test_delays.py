@@ -148,6 +148,12 @@ def register_of_old_states(ops, p, h, x, hold):
     return {"h": cell(h, ops.matmul(x, p["w"])), "line": pushed(h["line"], h["h"])}
 
 
+@line(h=H, line=FRONT, read=lambda h, new: h["line"][-1])
+def register_whose_newest_value_its_unit_reads(ops, p, h, x, hold):
+    new = cell(h, jnp.sin(h["line"][0]) + ops.matmul(x, p["w"]))
+    return {"h": new, "line": pushed(h["line"], new)}
+
+
 @line(h=H, a=H, b=H, c=H, read=lambda h, new: h["c"])
 def separate_states(ops, p, h, x, hold):
     return {"h": cell(h, ops.matmul(x, p["w"])), "a": h["h"], "b": h["a"], "c": h["b"]}
@@ -439,6 +445,7 @@ CASES = {
     "register_by_roll": ("by_chunks", {"mask": MASK, "reset": RESET}),
     "register_along_the_last_axis": ("by_stream", {"reset": RESET}),
     "register_of_old_states": ("by_own_gradient", {"mask": MASK}),
+    "register_whose_newest_value_its_unit_reads": ("by_stream", {"reset": RESET}),
     "separate_states": ("by_own_gradient", {"reset": RESET}),
     "ring_of_currents": ("by_pure_function", {"reset": RESET}),
     "delivery_into_later_slots": ("by_chunks", {"mask": MASK, "reset": RESET}),
@@ -548,8 +555,8 @@ def test_behind_a_register_is_one_trace_of_some_steps_ago():
     """Its size does not depend on the length of the register."""
     register, ring = (compiled(name) for name in ("register_by_roll", "ring_of_currents"))
     found = {(state, name) for row in register.report().relations for state, name, _ in row.traces}
-    assert found == {("h, 4 steps ago", "weight")}
-    assert list(register.eligibility("w")) == ["h, 4 steps ago"]
+    assert found == {("h, 3 steps ago", "weight")}
+    assert list(register.eligibility("w")) == ["h, 3 steps ago"]
     assert {state for row in ring.report().relations for state, *_ in row.traces} == {
         "h", "ring[0]", "ring[1]", "ring[2]"
     }  # fmt: skip
