@@ -1,21 +1,17 @@
 """Chunks: the length of a sequence's parts, and loops over them."""
 
-import collections
 import dataclasses
-import functools
 import math
 import os
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from .._core.steps import finish
 from .._core.traces import as_arrays, size_in_bytes
 from .._graph.graph import ETraceGraph
 from .._graph.trace_spec import specs_of
-from .._jax import struct_of
 from .._jax_kernels import current_device
 from .._typing import PyTree
 from .arguments import Options
@@ -23,18 +19,9 @@ from .arguments import Options
 SHARE_OF_DEVICE, MOST_MEMORY = 10, 2**30
 """Residuals may take this fraction of a device's memory, and at most this number of bytes."""
 
-LONGEST_CARRIED = 128
-"""Maximum number of steps of a chunk that continues a sequence; longer chunks are no faster."""
-
-LONGEST_OF_PLACES = 16
-"""The same for convolutions, whose products over time and places leave the caches: 0.7 of the time
-of one chunk of 64 steps."""
-
-CACHED, SHORTEST = 2**22, 16
-"""Bytes of a chunk's residuals, and its smallest number of steps, if the traces take less memory
-than the residuals of two steps, as filters do. The residuals then stay in the caches, with the
-filters of every step: 0.5 of the time of one chunk of 100 steps (GRU of 128 units, `ES_D_RTRL`, 64
-samples, two cores)."""
+LONGEST_CARRIED, LONGEST_IN_CACHE = 128, 16
+"""Maximum number of steps of a chunk that continues a sequence: longer chunks are no faster.
+Filters, and products of convolutions over time and places, leave the caches in longer ones."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,35 +86,27 @@ def cut_sequence(
     given = None if options.chunk_size in (None, "auto") else int(options.chunk_size)
     budget, unit = None, window or 1
     trace_bytes, flat = size_in_bytes(graph.trace_specs), graph.flat_state
-    update_bytes = record_bytes
-    if flat is not None and graph.passes_weights:
-        update_bytes += flat.update_bytes(graph.traced.program)
+    has_filters = trace_bytes < 2 * record_bytes  # a chunk reads and writes them once
+    step_bytes = record_bytes
+    if flat is not None and graph.passes_weights and not from_zero:
+        step_bytes += flat.update_bytes(graph.traced.program)
     if options.checkpoint and given is None:
         # The least sum of the States before each part and of the residuals of one part.
         given = max(1, math.ceil(math.sqrt(steps * state_bytes / max(1, record_bytes))))
-    if graph.passes_weights if window else "traces" in graph.needs:
+    if graph.passes_weights or has_filters if window else "traces" in graph.needs:
         longest = unit
     elif given is not None:
         longest = given
     else:
         budget = options.memory_budget or default_budget()
-        most = max(budget, trace_bytes)
-        longest = max(1, most // max(1, update_bytes))
-        if from_zero and steps * record_bytes <= most:
-            longest = steps
-        elif not from_zero:
+        longest = max(1, max(budget, trace_bytes) // max(1, step_bytes))
+        if has_filters or not from_zero:
             has_places = any("spatial" in spec.axes for spec in specs_of(graph.trace_specs))
-            longest = min(longest, LONGEST_OF_PLACES if has_places else LONGEST_CARRIED)
-        if trace_bytes < 2 * record_bytes:  # filters are as small as the records
-            # A chunk reads and writes its filters and the gradient once. Several windows in a chunk
-            # take 1.4 times the time of single ones.
-            gradient = sum(leaf.nbytes for leaf in graph.traced.parameters)
-            cached = max(CACHED, 4 * max(gradient, trace_bytes)) // record_bytes
-            longest = window or min(longest, max(SHORTEST, cached))
+            most = LONGEST_IN_CACHE if has_filters or has_places else LONGEST_CARRIED
+            longest = min(longest, most)
         longest = math.ceil(steps / math.ceil(steps / longest))
     length = steps if longest >= steps else min(steps, unit * max(1, longest // unit))
-    is_followed = length < steps or not from_zero
-    return Chunks(steps, length, length * (update_bytes if is_followed else record_bytes), budget)
+    return Chunks(steps, length, length * step_bytes, budget)
 
 
 def default_budget() -> int:
@@ -137,38 +116,6 @@ def default_budget() -> int:
     if memory is None and hasattr(os, "sysconf"):
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return MOST_MEMORY if memory is None else min(MOST_MEMORY, memory // SHARE_OF_DEVICE)
-
-
-def checkpointed_bytes(graph: ETraceGraph, steps: int) -> int:
-    """Return about how much backpropagation through time in ``sqrt(steps)`` checkpoints holds."""
-    parts, (of_states, of_step) = math.ceil(math.sqrt(steps)), _bytes_for_bptt(graph)
-    return parts * of_states + math.ceil(steps / parts) * of_step
-
-
-@functools.lru_cache(maxsize=64)
-def _bytes_for_bptt(graph: ETraceGraph) -> tuple[int, int]:
-    """Return the bytes of the states, and of what the transpose of a step reads.
-
-    The parameters, which are equal in all steps, do not count.
-    """
-    model = graph.traced.unfiltered or graph.traced
-    shapes = {var: struct_of(var.aval) for var in model.program.in_vars}
-
-    def transpose(values: list[Any]) -> Any:
-        def run(values: list[Any]) -> list[Any]:
-            outputs, new = finish(model, dict(zip(shapes, values, strict=True)), {})
-            return [*outputs, *new.values()]
-
-        return jax.vjp(run, values)[1]
-
-    def size_of(shape: jax.ShapeDtypeStruct) -> int:
-        return int(shape.size * shape.dtype.itemsize)
-
-    read = jax.tree.leaves(jax.eval_shape(transpose, list(shapes.values())))
-    kept = collections.Counter(map(struct_of, read))
-    kept -= collections.Counter(shapes[leaf.in_var] for leaf in model.parameters)
-    of_step = sum(size_of(shape) * count for shape, count in kept.items())
-    return sum(size_of(shapes[var]) for var in model.written_vars), of_step
 
 
 def over_blocks(

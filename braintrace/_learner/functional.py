@@ -28,7 +28,6 @@ from .._typing import PyTree
 from . import arguments as own_arguments
 from .arguments import Options
 from .base import BaseLearner
-from .chunks import checkpointed_bytes
 from .gradient import SequenceGradient
 from .online import OnlineLearning
 from .program import Arguments, Call, Prediction, Program
@@ -165,9 +164,8 @@ def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
         for (steps, from_zero), cut in program.cuts.items():
             method, own = key[-1]
             if own is graph:
-                of_rival = checkpointed_bytes(graph, steps)
                 lengths = steps, from_zero, cut.length, cut.count
-                yield SequenceRow(method, *lengths, cut.record_bytes, cut.budget, of_rival)
+                yield SequenceRow(method, *lengths, cut.record_bytes, cut.budget)
 
 
 # --- on a state
