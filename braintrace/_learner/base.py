@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,6 +26,7 @@ from .._errors import NotCompiledError, NotInitializedError, OptionError
 from .._from_function import gradients_for
 from .._graph.graph import ETraceGraph
 from .._graph.method import TraceMethod, Traces
+from .._graph.report import ApproximationWarning
 from .._jax import strongly_typed
 from .._model import InitialFunction, States, Values
 from .._typing import Path, PyTree, path_name
@@ -62,20 +64,6 @@ class CompiledStep:
         self.placement: Placement | None = None  # on a mesh
         if self.purpose.data is not None:
             self.placement = placement_of(self.graph, self.trace_specs, self.purpose.data)
-
-    @property
-    def every_trace(self) -> PyTree:
-        """Specifications of the traces if they follow states that no later step reads too."""
-        return core_traces.stored_specs(self.method.trace_specs(self.graph, True), self.trace_dtype)
-
-    @property
-    def follows_every_state(self) -> bool:
-        """Whether the step is the same with traces that follow every hidden state."""
-        if self.graph.flat_state is not None:
-            return True
-        if any(group.downstream or group.delay_line for group in self.graph.hidden_groups):
-            return False
-        return bool(jax.tree.structure(self.every_trace) == jax.tree.structure(self.trace_specs))
 
     @property
     def carried_types(self) -> tuple[PyTree, PyTree]:
@@ -244,13 +232,11 @@ class BaseLearner(brainstate.nn.Module):
         ``is_given`` tells that the user passes the traces. The learner's own are replaced if no
         sequence has started.
         """
-        if requested is None or self.compiled.purpose.every_state:
-            return
-        if self.compiled.follows_every_state:
-            purpose = self.compiled.purpose._replace(every_state=True)
-            self.use(dataclasses.replace(self.compiled, purpose=purpose))
-        else:
-            self._switch(f"`window={requested}`", is_given, every_state=True)
+        has_window = self.window_of(requested) is not None
+        if has_window and not self.compiled.purpose.every_state:
+            with warnings.catch_warnings():  # the same as those of the first compilation
+                warnings.simplefilter("ignore", ApproximationWarning)
+                self._switch(f"`window={requested}`", is_given, every_state=True)
 
     def _switch(self, what: str, is_given: bool = True, **changes: Any) -> None:
         step = self.step_for(self.compiled.purpose._replace(**changes))

@@ -230,11 +230,9 @@ def report_early_reads(learner: BaseLearner, probes: Collection[str]) -> None:
     ``probes`` are the perturbations that reach the loss.
     """
     step, graph = learner.compiled, learner.graph
-    if step.purpose.every_state or step.follows_every_state:
-        return
     every, kept = (
         {(spec.relation, spec.state) for spec in specs_of(specs)}
-        for specs in (step.every_trace, step.trace_specs)
+        for specs in (step.method.trace_specs(graph, True), step.trace_specs)
     )
     without_trace = {state for _, state in every - kept}
     for leaf in graph.traced_states:
