@@ -42,7 +42,7 @@ from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation, InfluenceM
 from .._graph.method import Chunk, Records, TraceMethod, Traces, Weights
 from .._jax import struct_of
 from .._typing import PyTree
-from .local_step import LocalStep, States, values_of
+from .local_step import States, local_step, values_of
 from .over_time import scan_records
 from .sites import (
     Probes,
@@ -324,22 +324,20 @@ def pull(
         The results of ``emit``, time first.
     """
     row = next(iter(end.values()), jnp.zeros(group.shape))
-    lead = row.shape[: row.ndim - len(group.shape)]
+    lead, local = row.shape[: row.ndim - len(group.shape)], local_step(graph, group)
 
     def step(rows: States, now: PyTree) -> tuple[States, PyTree]:
-        values, own_signal, reset = now
-        local = LocalStep(graph, group, values_of(graph, values))
-        new, back = jax.vjp(local, local.old, local.taps)
+        recorded, own_signal, reset = now
+        values = values_of(graph, recorded)
         cotangents = {
             a: _sum(
-                [part[a] for part in (rows, own_signal) if a in part], (*lead, *value.shape)
-            ).astype(value.dtype)
-            for a, value in new.items()
+                [part[a] for part in (rows, own_signal) if a in part], (*lead, *group.shape)
+            ).astype(own.aval.dtype)
+            for a, own in local.new.items()
         }
 
         def pulled(cotangents: States) -> tuple[States, Outputs]:
-            of_old, of_taps = back(cotangents)
-            before, outputs = local.rows_of_old(of_old), local.rows_of_outputs(of_taps)
+            before, outputs = local.pull(values, cotangents)
             if selects:
                 is_zero = jnp.all(jnp.stack([value == 0 for value in cotangents.values()]), 0)
                 before = {c: jnp.where(is_zero, 0, value) for c, value in before.items()}

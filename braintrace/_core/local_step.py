@@ -11,13 +11,13 @@ product with a row of cotangents per unit gives the Jacobian blocks
     \qquad
     D_f^t[u, a] = (\partial h^t[p(u), a]) / \partial y^t[u]
 
-times that row.
+times that row. The product is a program, which is made once for a compiled model.
 """
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,11 @@ import numpy as np
 
 from .._graph.graph import ETraceGraph
 from .._graph.hidden_group import Cut, HiddenGroup, Tap
-from .._jax import Atom, Equation, Var, is_var, struct_of
+from .._jax import Equation, Var, is_var, struct_of
 from .._jaxpr.derivatives import FROM_RESULT, bind_differentiable, from_result, maxima_of
 from .._jaxpr.evaluate import Rule, evaluate, inlined
-from .._jaxpr.program import program_of
+from .._jaxpr.program import Program, program_of
+from .._typing import PyTree
 from .sites import (
     SUMS,
     TraceSite,
@@ -41,7 +42,6 @@ from .sites import (
     tap_to_outputs,
     trace_sites,
 )
-from .traces import examples
 
 Values = Mapping[Var, Any]
 """Values of some variables of a step."""
@@ -50,21 +50,33 @@ States = dict[int, jax.Array]
 """One array per state of a group, by its index, in the layout of the group's units."""
 
 
-def points_of(
-    graph: ETraceGraph, group: HiddenGroup, state: int
-) -> Iterator[tuple[TraceSite, Tap]]:
-    """Yield the taps at which a state is differentiated by outputs of operations."""
-    for site in trace_sites(graph, group):
-        for point in taps_of(graph, site):
-            if point.state == state:
-                yield site, point
+_Live = tuple[Var, int]
+"""A variable that new states are differentiated by, with the number of its copy."""
 
 
-def taps_of(graph: ETraceGraph, site: TraceSite) -> Iterator[Tap]:
-    """Yield the taps of an operation; outputs that are only added share one, at their sum."""
-    y = site.relation.y_var
+# --- what is held, and what is differentiated
+
+
+def _taps_of(graph: ETraceGraph, site: TraceSite) -> dict[_Live, list[Tap]]:
+    """Return the taps of an operation; outputs that are only added share one, at their sum.
+
+    An element that reaches different units of two states has a copy for each of them.
+    """
+    y, found = site.relation.y_var, dict[_Live, list[Tap]]()
     for tap in site.influence.taps:
-        yield dataclasses.replace(tap, var=_sum_of(graph, y)) if tap.var is y else tap
+        var, copy = _sum_of(graph, y) if tap.var is y else tap.var, 0
+        while any(_differ(tap, other) for other in found.get((var, copy), ())):
+            copy += 1
+        found.setdefault((var, copy), []).append(tap)
+    return found
+
+
+def _differ(first: Tap, second: Tap) -> bool:
+    """Test whether an element of a variable has different output elements at two taps."""
+    places = [
+        np.arange(t.var.aval.size) if t.outputs is None else t.outputs for t in (first, second)
+    ]
+    return bool(np.any((places[0] != places[1]) & (np.minimum(*places) >= 0)))
 
 
 def _sum_of(graph: ETraceGraph, y: Var) -> Var:
@@ -77,14 +89,24 @@ def _sum_of(graph: ETraceGraph, y: Var) -> Var:
             return False
         return all(map(is_term, program.equations[index].invars))
 
-    def is_term(atom: Atom) -> bool:
+    def is_term(atom: Any) -> bool:
         is_read_once = is_var(atom) and len(program.readers[atom]) == 1
         return is_read_once and (atom in opaque or has_outputs_alone(atom))
 
     return sum_of(graph, y, has_outputs_alone) if y in opaque else y
 
 
-def held_vars(graph: ETraceGraph, group: HiddenGroup, state: int) -> set[Var]:
+def _live_of(graph: ETraceGraph, group: HiddenGroup, state: int) -> dict[Var, _Live]:
+    """Return the old States and the taps that a state is differentiated by."""
+    read = (group.states[c].in_var for a, c in group.transition if a == state)
+    live = {var: (var, 0) for var in read}
+    for site in trace_sites(graph, group):
+        taps = _taps_of(graph, site).items()
+        live |= {key[0]: key for key, own in taps if any(tap.state == state for tap in own)}
+    return live
+
+
+def _held_vars(graph: ETraceGraph, group: HiddenGroup, state: int) -> set[Var]:
     """Return the variables held constant: other groups, ETP outputs, states that a state reads."""
     held = set(opaque_outputs(graph))
     for other in graph.hidden_groups:
@@ -101,152 +123,151 @@ def opaque_outputs(graph: ETraceGraph) -> list[Var]:
     return [var for index in graph.opaque_equations for var in program.equations[index].outvars]
 
 
+# --- values
+
+
 @functools.lru_cache(maxsize=64)
 def read_vars(graph: ETraceGraph) -> list[Var]:
     """Return the variables of a step that the derivatives of its local steps depend on."""
-    candidates = evaluated_vars(graph)
-
-    def derivatives(values: list[Any]) -> Any:
-        found = []
-        for group in graph.traced_groups:
-            local = LocalStep(graph, group, dict(zip(candidates, values, strict=True)))
-            new, back = jax.vjp(local, local.old, local.taps)
-            of_old, of_taps = back(jax.tree.map(jnp.ones_like, new))
-            found.append((local.rows_of_old(of_old), local.rows_of_outputs(of_taps)))
-        return found
-
-    shapes = [struct_of(var.aval) for var in candidates]
-    program = program_of(inlined(jax.make_jaxpr(derivatives)(shapes)))
-    behind = program.depends_on(program.out_atoms)
-    pairs = zip(candidates, program.in_vars, strict=False)
-    # With several rules, each reads the parameters behind outputs that another one taps.
-    parameters = {leaf.in_var for leaf in graph.traced.parameters}
-    return [var for var, own in pairs if own in behind or var in parameters]
+    read = {var for group in graph.traced_groups for var in local_step(graph, group).reads}
+    # With several rules, each reads the parameters behind broadcasts that another one taps.
+    taps = (
+        (site.relation.y_var, tap) for site in trace_sites(graph) for tap in site.influence.taps
+    )
+    behind = graph.traced.program.depends_on(y for y, tap in taps if tap.var is not y)
+    read.update(behind.intersection(leaf.in_var for leaf in graph.traced.parameters))
+    return [var for var in _given_vars(graph) if var in read]
 
 
-@functools.lru_cache(maxsize=64)
-def evaluated_vars(graph: ETraceGraph) -> list[Var]:
-    """Return the variables that an evaluation of the local steps reads, in order."""
-    program, read = graph.traced.program, set[Var]()
-
-    def add_behind(target: Atom, stops: set[Var]) -> None:
-        behind = program.depends_on([target], frozenset(stops))
-        read.update(var for var in behind if var in stops or var not in program.producer)
-        made = (program.equations[index] for index in program.making(behind))
-        read.update(e.outvars[0] for e in made if e.primitive.name in FROM_RESULT)
-
-    for group in graph.traced_groups:
-        for state, new in enumerate(group.new_vars):
-            stops = held_vars(graph, group, state)
-            add_behind(new, stops)
-            for site, point in points_of(graph, group, state):
-                read.add(point.var)
-                if point.var is not _sum_of(graph, site.relation.y_var):
-                    read.add(site.relation.y_var)
-                    add_behind(point.var, stops)
-    given = [var for var in program.in_vars if var in read]
+def _given_vars(graph: ETraceGraph) -> list[Var]:
+    """Return the variables that local steps may be given, in order; others are computed again."""
+    program = graph.traced.program
+    given = {*program.in_vars, *opaque_outputs(graph)}
+    given.update(relation.y_var for relation in graph.hidden_param_op_relations)
+    for group in graph.hidden_groups:
+        given.update(group.new_vars)
+        given.update(*(_live_of(graph, group, a) for a in range(len(group.states))))
+    known = (e for e in program.equations if e.primitive.name in FROM_RESULT)
+    given.update(equation.outvars[0] for equation in known)
     made = (var for equation in program.equations for var in equation.outvars)
-    return given + [var for var in made if var in read]
+    return [var for var in (*program.in_vars, *made) if var in given]
 
 
 def values_of(graph: ETraceGraph, recorded: Mapping[str, Any]) -> Values:
     """Return the values that local steps read, from those of `read_vars` by name.
 
-    They are zero where no derivative depends on them. A result that is not recorded, behind another
-    rule's operation, is computed again.
+    A result that is not recorded, behind another rule's operation, is computed again.
     """
-    read = read_vars(graph)
-    known = set(read)
-    silent = {v: struct_of(v.aval) for v in evaluated_vars(graph) if v not in known}
-    zeros = dict(zip(silent, examples(list(silent.values())), strict=True))
-    pairs = zip(read, names_of(graph.traced.program, read), strict=True)
-    return zeros | {var: recorded[name] for var, name in pairs if name in recorded}
+    program, read = graph.traced.program, read_vars(graph)
+    pairs = zip(read, names_of(program, read), strict=True)
+    known = {var: recorded[name] for var, name in pairs if name in recorded}
+    missing = [var for var in read if var not in known and var in program.producer]
+    return known | dict(zip(missing, evaluate(program, missing, known), strict=True))
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # JAX prints functions that it traces
-class LocalStep:
-    """The local step of a group at one point of time.
+# --- the local step backward
+
+
+class LocalStep(NamedTuple):
+    """The vector-Jacobian product of the local step of a group.
 
     Attributes
     ----------
-    graph, group
-        The compiled model, and one of its groups.
-    values
-        Values of the variables that it reads; see `read_vars`.
-    states
-        The states that are differentiated; ``None``: all.
+    program
+        The program, which returns the leaves of ``results``.
+    reads
+        Its inputs by the variables of the step whose values they take.
+    new
+        Its inputs for cotangents, by the states that have a derivative.
+    results
+        Structure of the results of `pull`.
     """
+
+    program: Program
+    reads: Mapping[Var, Var]
+    new: Mapping[int, Var]
+    results: PyTree
+
+    def pull(self, values: Values, cotangents: States) -> tuple[States, dict[str, jax.Array]]:
+        """Pull cotangents of new states back to old states, and to outputs by `row_name`."""
+        inputs = {own: values[var] for var, own in self.reads.items()}
+        inputs |= {own: cotangents[a] for a, own in self.new.items()}
+        found = evaluate(self.program, self.program.out_atoms, inputs)
+        before, outputs = jax.tree.unflatten(self.results, found)
+        return before, outputs
+
+
+@functools.lru_cache(maxsize=256)
+def local_step(graph: ETraceGraph, group: HiddenGroup, only: int | None = None) -> LocalStep:
+    """Return the local step of a group, or of one of its states."""
+    given, states = _given_vars(graph), range(len(group.states)) if only is None else [only]
+    live_of = {a: live for a in states if (live := _live_of(graph, group, a))}
+    moving = list(dict.fromkeys(key for own in live_of.values() for key in own.values()))
+    read = sorted({c for a, c in group.transition if a in live_of})
+
+    def pulled(values: list[Any], *cotangents: jax.Array) -> PyTree:
+        step = _Forward(graph, group, dict(zip(given, values, strict=True)), live_of)
+
+        def run(values: list[Any]) -> States:
+            return step.new_states(dict(zip(moving, values, strict=True)))
+
+        _, back = jax.vjp(run, [step.known[var] for var, _ in moving])
+        rows = dict(zip(moving, *back(dict(zip(live_of, cotangents, strict=True))), strict=True))
+        olds = {c: rows[group.states[c].in_var, 0] for c in read}
+        before = {c: old_state_to_elements(group, c, row) for c, row in olds.items()}
+        return before, step.rows_of_outputs(rows)
+
+    types = (group.new_vars[a].aval.dtype for a in live_of)
+    cotangents = [jax.ShapeDtypeStruct(group.shape, dtype) for dtype in types]
+    shapes = [struct_of(var.aval) for var in given]
+    closed, found = jax.make_jaxpr(pulled, return_shape=True)(shapes, *cotangents)
+    program = program_of(inlined(closed))
+    used, inputs = program.depends_on(program.out_atoms), iter(program.in_vars)
+    reads = {var: own for var, own in zip(given, inputs, strict=False) if own in used}
+    return LocalStep(
+        program, reads, dict(zip(live_of, inputs, strict=True)), jax.tree.structure(found)
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Forward:
+    """The local step of a group, given values of variables, and what each state varies with."""
 
     graph: ETraceGraph
     group: HiddenGroup
-    values: Values
-    states: tuple[int, ...] | None = None
+    known: Values
+    live_of: Mapping[int, Mapping[Var, _Live]]
 
-    @property
-    def _inputs(self) -> Values:
-        in_vars = self.graph.traced.program.in_vars
-        return {var: self.values[var] for var in in_vars if var in self.values}
+    def evaluated(self, target: Var, overrides: Values, rules: dict[int, Rule]) -> jax.Array:
+        program = self.graph.traced.program
+        inputs = {var: self.known[var] for var in program.in_vars}
+        (value,) = evaluate(program, [target], inputs, overrides, rules)
+        return jnp.asarray(value)
 
-    def _differentiates(self, state: int) -> bool:
-        return self.states is None or state in self.states
+    def held(self, variables: Iterable[Var]) -> Values:
+        return {var: self.known[var] for var in variables}
 
-    @property
-    def old(self) -> list[jax.Array]:
-        """Values of the old States that the new ones read, in their own layout."""
-        return [self.values[var] for var in self._read]
-
-    @property
-    def _read(self) -> list[Var]:
-        group = self.group
-        return list(dict.fromkeys(group.states[c].in_var for c in group.read_states))
-
-    @property
-    def taps(self) -> list[jax.Array]:
-        """Values at the taps; one variable may be the tap of several states."""
-        return [self.values[var] for var in self._tapped]
-
-    @property
-    def _tapped(self) -> list[Var]:
-        states = range(len(self.group.states))
-        points = (p.var for a in states for _, p in points_of(self.graph, self.group, a))
-        return list(dict.fromkeys(points))
-
-    def __call__(self, old: Sequence[jax.Array], taps: Sequence[jax.Array]) -> States:
-        """Return the new states that have a derivative, per unit."""
-        live = dict(zip(self._read, old, strict=True))
-        live |= dict(zip(self._tapped, taps, strict=True))
-        new: States = {}
-        for var in dict.fromkeys(self.group.new_vars):
-            slots = [a for a, other in enumerate(self.group.new_vars) if other is var]
-            moving = {v for a in slots for v in self._variables_of(a)}
-            wanted = [a for a in slots if self._differentiates(a) and self._variables_of(a)]
-            if wanted:
-                value = self._new_state(wanted[0], var, {v: live[v] for v in moving})
-                new |= new_slots_to_elements(self.group, tuple(wanted), value)
+    def new_states(self, live: Mapping[_Live, jax.Array]) -> States:
+        """Return the new states, per unit, by the values of variables that they vary with."""
+        group, parts, new = self.group, dict[Any, list[int]](), States()
+        for a, own in self.live_of.items():  # the slots of a State are evaluated together
+            copies = frozenset(key for key in own.values() if key[1])
+            parts.setdefault((group.new_vars[a], copies), []).append(a)
+        for (var, _), slots in parts.items():
+            pairs = (pair for a in slots for pair in self.live_of[a].items())
+            moving = {v: live[key] for v, key in pairs}
+            held = self.held(_held_vars(self.graph, group, slots[0]))
+            value = self.evaluated(var, {**held, **moving}, self.rules_of(group.cuts[slots[0]]))
+            new |= new_slots_to_elements(group, tuple(slots), value)
         return new
 
-    def _variables_of(self, state: int) -> list[Var]:
-        """Return the old States and the taps that a state is differentiated by."""
-        read = [self.group.states[c].in_var for a, c in self.group.transition if a == state]
-        return read + [point.var for _, point in points_of(self.graph, self.group, state)]
-
-    def _new_state(self, state: int, target: Var, live: dict[Var, jax.Array]) -> jax.Array:
-        program, group = self.graph.traced.program, self.group
-        held = {v: self.values[v] for v in held_vars(self.graph, group, state) if v in self.values}
-        rules = maxima_of(program) | self._rules_of(group.cuts[state])
-        return evaluate(program, [target], self._inputs, held | live, rules)[0]
-
-    def _rules_of(self, cuts: Sequence[Cut]) -> dict[int, Rule]:
+    def rules_of(self, cuts: Sequence[Cut]) -> dict[int, Rule]:
         """Return rules that hold operands constant, and take derivatives from known results."""
-        held: dict[int, set[int]] = {}
+        program, held = self.graph.traced.program, dict[int, set[int]]()
         for cut in cuts:
             held.setdefault(cut.equation, set()).add(cut.operand)
-        equations = self.graph.traced.program.equations
-        known = {
-            index: self.values[equation.outvars[0]]
-            for index, equation in enumerate(equations)
-            if equation.primitive.name in FROM_RESULT and equation.outvars[0] in self.values
-        }
+        names = enumerate(equation.primitive.name for equation in program.equations)
+        from_results = {index for index, name in names if name in FROM_RESULT}
 
         def rule_for(index: int) -> Rule:
             def rule(equation: Equation, values: list[Any]) -> list[Any]:
@@ -254,68 +275,53 @@ class LocalStep:
                     jax.lax.stop_gradient(v) if i in held.get(index, ()) else v
                     for i, v in enumerate(values)
                 ]
-                if index in known:
-                    return [from_result(equation, stopped[0], known[index])]
+                if index in from_results:
+                    return [from_result(equation, stopped[0], self.known[equation.outvars[0]])]
                 return bind_differentiable(equation, stopped)
 
             return rule
 
-        return {index: rule_for(index) for index in (*held, *known)}
+        return maxima_of(program) | {index: rule_for(index) for index in {*held, *from_results}}
 
-    def rows_of_old(self, cotangents: Sequence[jax.Array]) -> States:
-        """Convert cotangents of old States to units."""
-        group, by_var = self.group, dict(zip(self._read, cotangents, strict=True))
-        values = {c: by_var[group.states[c].in_var] for c in group.read_states}
-        return {c: old_state_to_elements(group, c, value) for c, value in values.items()}
-
-    def rows_of_outputs(self, cotangents: Sequence[jax.Array]) -> dict[str, jax.Array]:
+    def rows_of_outputs(self, rows: Mapping[_Live, jax.Array]) -> dict[str, jax.Array]:
         """Convert cotangents at taps to the layout of each operation's output; see `row_name`."""
-        at_taps, found = dict(zip(self._tapped, cotangents, strict=True)), dict[str, jax.Array]()
+        found: dict[str, jax.Array] = {}
         for site in trace_sites(self.graph, self.group):
             name, y = row_name(self.graph, site), site.relation.y_var
-            taps = [t for t in taps_of(self.graph, site) if self._differentiates(t.state)]
-            for point in _distinct(taps) if name not in found else ():
-                row = at_taps[point.var]
-                if point.var is not _sum_of(self.graph, y):
-                    row = self._back_to_output(y, point.var, row)
-                outputs = tap_to_outputs(site.influence, point, row)
-                found[name] = found[name] + outputs if name in found else outputs
+            taps = _taps_of(self.graph, site).items() if name not in found else ()
+            for key, every in taps:
+                own = [tap for tap in every if tap.state in self.live_of]
+                if own:
+                    row = self.back_to_output(y, key[0], rows[key])
+                    outputs = tap_to_outputs(site.influence, _joined(own), row)
+                    found[name] = found[name] + outputs if name in found else outputs
         return found
 
-    def _back_to_output(self, y: Var, reached: Var, row: jax.Array) -> jax.Array:
-        """Return the cotangent of ``y``, from the one of the variable that it is broadcast to.
+    def back_to_output(self, y: Var, reached: Var, row: jax.Array) -> jax.Array:
+        """Return the cotangent of ``y``, from the one of a variable that it is broadcast to.
 
-        Both parts of a complex number count: the broadcast value may be its absolute value.
+        The variable depends on ``y`` element by element. Both parts of a complex number count: the
+        broadcast value may be its absolute value.
         """
-        along = jnp.real(row * self._from_output(y, reached, 1))
-        if not jnp.iscomplexobj(self.values[y]):
-            return along
-        return jax.lax.complex(along, -jnp.real(row * self._from_output(y, reached, 1j)))
+        if reached is _sum_of(self.graph, y):
+            return row
+        held = self.held(opaque_outputs(self.graph))
 
-    def _from_output(self, y: Var, reached: Var, direction: complex = 1) -> jax.Array:
-        """Return the elementwise derivative of the variable that ``y`` is broadcast to."""
+        def along(direction: complex) -> jax.Array:
+            tangent = jnp.full(y.aval.shape, direction, y.aval.dtype)
+            broadcast = lambda value: self.evaluated(reached, {**held, y: value}, {})  # noqa: E731
+            return jnp.real(row * jax.jvp(broadcast, (self.known[y],), (tangent,))[1])
 
-        def broadcast(value: jax.Array) -> jax.Array:
-            held = {v: self.values[v] for v in opaque_outputs(self.graph) if v in self.values}
-            overrides = {**held, y: value}
-            return evaluate(self.graph.traced.program, [reached], self._inputs, overrides)[0]
-
-        value = self.values[y]
-        return jax.jvp(broadcast, (value,), (jnp.full_like(value, direction),))[1]
+        if not jnp.issubdtype(y.aval.dtype, jnp.complexfloating):
+            return along(1)
+        return jax.lax.complex(along(1), -along(1j))
 
 
-def _distinct(taps: Sequence[Tap]) -> list[Tap]:
-    """Return one tap for each variable, with the outputs of all states."""
-    by_var: dict[Var, list[Tap]] = {}
-    for tap in taps:
-        by_var.setdefault(tap.var, []).append(tap)
-
-    def joined(same: list[Tap]) -> Tap:
-        outputs = [tap.outputs for tap in same if tap.outputs is not None]
-        of_any = np.maximum.reduce(outputs) if len(outputs) == len(same) else None
-        return dataclasses.replace(same[0], outputs=of_any)
-
-    return list(map(joined, by_var.values()))
+def _joined(taps: Sequence[Tap]) -> Tap:
+    """Return one tap with the outputs of all states."""
+    outputs = [tap.outputs for tap in taps if tap.outputs is not None]
+    of_any = np.maximum.reduce(outputs) if len(outputs) == len(taps) else None
+    return dataclasses.replace(taps[0], outputs=of_any)
 
 
 def new_states(graph: ETraceGraph, group: HiddenGroup, recorded: Mapping[str, jax.Array]) -> States:
@@ -340,13 +346,12 @@ def blocks(
     """
     D, Df = dict[tuple[int, int], jax.Array](), dict[str, jax.Array]()
     for state in range(len(group.states)):
-        local = LocalStep(graph, group, values, (state,))
-        new, back = jax.vjp(local, local.old, local.taps)
-        if not new:
+        local = local_step(graph, group, state)
+        if not local.new:
             continue
-        of_old, of_taps = back(jax.tree.map(jnp.ones_like, new))
-        rows, outputs = local.rows_of_old(of_old), local.rows_of_outputs(of_taps)
-        D.update({(a, c): rows[c] for a, c in group.transition if a == state})
+        ones = jnp.ones(group.shape, group.new_vars[state].aval.dtype)
+        of_old, outputs = local.pull(values, {state: ones})
+        D.update({(state, c): block for c, block in of_old.items()})
         for site in trace_sites(graph, group):
             if state in site.influence.states:
                 Df[site.key(state)] = outputs[row_name(graph, site)]

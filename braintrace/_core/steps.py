@@ -29,7 +29,7 @@ from .._jax import Atom, Equation, Var, bind, is_var, struct_of
 from .._jaxpr.evaluate import Rule, evaluate
 from .._jaxpr.primitives import CONSTANT
 from .._jaxpr.program import carries_derivative
-from .local_step import Values, evaluated_vars, read_vars
+from .local_step import Values, read_vars
 from .sites import Probes, names_of, pre_step_probe, x_key
 
 Inputs: TypeAlias = Mapping[Var, Any]
@@ -107,7 +107,8 @@ def residuals(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
     program, relations = graph.traced.program, graph.hidden_param_op_relations
     given = [r.x_var for r in relations if r.x_var is not None]
     states = [var for _, _, var in graph.new_hidden_vars] if "states" in graph.needs else []
-    wanted = list(dict.fromkeys([*evaluated_vars(graph), *filter(is_var, given), *states]))
+    read = [*read_vars(graph), *states] if "values" in graph.needs else states
+    wanted = list(dict.fromkeys([*read, *filter(is_var, given)]))
     found = evaluate(program, wanted, inputs, rules=with_weights(graph, weights))
     known = dict(zip(wanted, found, strict=True))
     x, values = {}, {}
@@ -116,7 +117,6 @@ def residuals(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
         pairs = zip(keys, given, strict=True)
         x = {key: known[atom] if is_var(atom) else atom.val for key, atom in pairs}
     if "values" in graph.needs:
-        read = list(dict.fromkeys([*read_vars(graph), *states]))
         values = {n: known[v] for n, v in zip(names_of(program, read), read, strict=True)}
     return jax.lax.stop_gradient(Records(x=x, values=values))
 

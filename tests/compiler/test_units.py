@@ -99,6 +99,17 @@ def test_an_output_that_feeds_several_elements_is_exact(name):
     assert_exact(Toy(step, "w", {"h": (UNITS, 2)}))
 
 
+def test_an_output_that_feeds_two_states_of_different_units_is_exact():
+    def step(ops, p, h, x):
+        y = ops.matmul(x, p["w"])
+        new = jnp.tanh(0.5 * h["h"] + 0.3 * h["k"] + y)
+        after = jnp.tanh(0.6 * h["k"] + 0.2 * h["h"] + jnp.roll(y, 1, -1))
+        return {"h": new, "k": after}, new
+
+    toy = Toy(step, "w", "h k")
+    oracle.assert_close(gradient(compiled(toy), chunk_size=2), bptt(toy), 1e-10)
+
+
 @pytest.mark.parametrize("shape", [(), (UNITS,)])
 def test_small_steps_with_one_time_constant_for_several_units_are_exact(shape):
     def step(ops, p, h, x):
