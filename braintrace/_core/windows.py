@@ -15,6 +15,7 @@ from .._jax_kernels import without_derivative, zeros_mapped_like
 from .._typing import PyTree
 from .flat_state import step_of_layers
 from .gradient import as_chunk, chunk_gradient
+from .own_step import Inputs, finish, operands, probed_step, residuals
 from .sites import (
     Probes,
     of_past,
@@ -22,7 +23,6 @@ from .sites import (
     probe_shapes,
     probes_of_past,
 )
-from .steps import Inputs, finish, operands, probed_step, residuals
 
 
 def single_step(

@@ -18,8 +18,8 @@ from .._brainstate import ConstructorSignature, Hidden, hold, is_watched
 from .._checks import check_model
 from .._compiler import CompilerOptions, compile_model
 from .._core import traces as core_traces
+from .._core.own_step import Inputs
 from .._core.sites import flags_along
-from .._core.steps import Inputs
 from .._core.windows import single_step
 from .._ended import missing
 from .._errors import NotCompiledError, NotInitializedError, OptionError

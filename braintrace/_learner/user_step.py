@@ -23,8 +23,8 @@ import saiunit
 from .._brainstate import trace_stateful, values_of
 from .._checks import named, parameter_names, shown
 from .._compiler import publish
+from .._core.own_step import Inputs, operands
 from .._core.sites import Probes, pre_step_probe
-from .._core.steps import Inputs, operands
 from .._core.traces import examples
 from .._errors import OptionError, in_words
 from .._graph.method import Weights

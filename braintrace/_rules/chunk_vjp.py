@@ -25,8 +25,8 @@ from .._core.flat_state import (
     unit_rows,
 )
 from .._core.over_time import scan_records
+from .._core.own_step import Inputs
 from .._core.sites import flags_along
-from .._core.steps import Inputs
 from .._graph.flat_state import FlatState, ParameterUse
 from .._graph.graph import ETraceGraph
 from .._graph.method import Chunk

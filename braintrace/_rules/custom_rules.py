@@ -31,8 +31,8 @@ import numpy as np
 from .._core.gradient import add, like
 from .._core.local_step import blocks, new_states, values_of
 from .._core.over_time import scan_records
+from .._core.own_step import operand_shapes
 from .._core.sites import at_elements, at_entry, signals, x_key
-from .._core.steps import operand_shapes
 from .._core.traces import as_arrays, reset_traces, widened
 from .._errors import ShapeError, in_words
 from .._etrace_op.registry import Arrays

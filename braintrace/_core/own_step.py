@@ -1,4 +1,4 @@
-r"""The step that a loss sees, and the values of a step that the rules record.
+r"""The step that a loss sees, as a program, and the values of a step that the rules record.
 
 Probed step: everything downstream of a traced state (readout, deeper layers, later groups, states
 of the group that no later step reads) reads its new value plus a perturbation that is zero. The
@@ -13,7 +13,9 @@ of the step before. The derivative with respect to a parameter is its ordinary g
 along all paths that no trace follows.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax
@@ -28,9 +30,10 @@ from .._graph.traced_model import TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, struct_of
 from .._jaxpr.evaluate import Rule, evaluate
 from .._jaxpr.primitives import CONSTANT
-from .._jaxpr.program import carries_derivative
-from .local_step import Values, read_vars
-from .sites import Probes, names_of, pre_step_probe, x_key
+from .._jaxpr.program import Program, carries_derivative, program_of
+from .._typing import PyTree
+from .local_step import read_vars
+from .sites import Probes, names_of, pre_step_probe, probe_shapes, x_key
 
 Inputs: TypeAlias = Mapping[Var, Any]
 """Values of the inputs of a program."""
@@ -52,7 +55,12 @@ def operands(graph: ETraceGraph, inputs: Inputs) -> Weights:
     return {key: {name: next(values) for name in own} for key, own in wanted.items()}
 
 
-def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None) -> dict[int, Rule]:
+def _rules_of(
+    graph: ETraceGraph,
+    weights: Weights,
+    group: int | None = None,
+    live: Mapping[Cut, Any] = MappingProxyType({}),
+) -> dict[int, Rule]:
     """Return rules that run the relations' operations on given weights, held constant.
 
     Outputs that no trace follows (a gate that acts only through another weight) have the ordinary
@@ -64,29 +72,32 @@ def with_weights(graph: ETraceGraph, weights: Weights, group: int | None = None)
         The model and its operands.
     group
         Only the relations that reach this group; ``None``: all.
+    live
+        Values for some uses of variables.
     """
-
-    def rule_for(relation: HiddenParamOpRelation) -> Rule:
-        held = jax.lax.stop_gradient(weights[relation.key])
-        traced = _traced_elements(relation, group)
-
-        def rule(equation: Equation, values: list[Any]) -> list[Any]:
-            with_held = list(values)
-            for name, position in relation.trainable_positions.items():
-                with_held[position] = held[name]
-            (y,) = bind(equation, with_held)
-            if traced is None:
-                return [y]
-            (differentiated,) = bind(equation, values)
-            return [jnp.where(traced, y, differentiated)]
-
-        return rule
-
-    return {
-        relation.equation: rule_for(relation)
+    relations = {
+        relation.equation: relation
         for relation in graph.hidden_param_op_relations
         if group is None or any(influence.group == group for influence in relation.influences)
     }
+
+    def rule_for(index: int) -> Rule:
+        held, traced = dict[int, Any](), None
+        if relation := relations.get(index):
+            own = jax.lax.stop_gradient(weights[relation.key])
+            held = {place: own[name] for name, place in relation.trainable_positions.items()}
+            traced = _traced_elements(relation, group)
+
+        def rule(equation: Equation, values: list[Any]) -> list[Any]:
+            values = [live.get(Cut(index, i), value) for i, value in enumerate(values)]
+            results = bind(equation, [held.get(i, value) for i, value in enumerate(values)])
+            if traced is None:
+                return results
+            return [jnp.where(traced, results[0], bind(equation, values)[0])]
+
+        return rule
+
+    return {index: rule_for(index) for index in {*relations, *(use.equation for use in live)}}
 
 
 def _traced_elements(relation: HiddenParamOpRelation, group: int | None) -> np.ndarray | None:
@@ -109,7 +120,7 @@ def residuals(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
     states = [var for _, _, var in graph.new_hidden_vars] if "states" in graph.needs else []
     read = [*read_vars(graph), *states] if "values" in graph.needs else states
     wanted = list(dict.fromkeys([*read, *filter(is_var, given)]))
-    found = evaluate(program, wanted, inputs, rules=with_weights(graph, weights))
+    found = evaluate(program, wanted, inputs, rules=_rules_of(graph, weights))
     known = dict(zip(wanted, found, strict=True))
     x, values = {}, {}
     if "x" in graph.needs:
@@ -121,6 +132,26 @@ def residuals(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
     return jax.lax.stop_gradient(Records(x=x, values=values))
 
 
+@functools.lru_cache(maxsize=64)
+def _own_step(graph: ETraceGraph) -> tuple[Program, PyTree]:
+    """Return the program of `probed_step`, and the structure of its results."""
+    in_vars = graph.traced.program.in_vars
+
+    def run(values: list[Any], weights: Weights, probes: Probes) -> tuple[list[Any], list[Any]]:
+        inputs = dict(zip(in_vars, values, strict=True))
+        late = {s.in_var: inputs[s.in_var] + probes[pre_step_probe(s)] for s in graph.read_late}
+        if graph.flat_state is None:
+            seen = _probed(graph, inputs, weights, probes, late)
+        else:
+            seen = _flat_probed(graph, graph.flat_state, inputs, probes)
+        outputs, new_states = finish(graph.traced, {**inputs, **late}, seen)
+        return outputs, [*new_states.values()]
+
+    shapes = [struct_of(var.aval) for var in in_vars], operand_shapes(graph), probe_shapes(graph)
+    jaxpr, results = jax.make_jaxpr(run, return_shape=True)(*shapes)
+    return program_of(jaxpr), jax.tree.structure(results)
+
+
 def probed_step(
     graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
 ) -> tuple[list[Any], dict[Var, Any]]:
@@ -129,12 +160,13 @@ def probed_step(
     ``probes`` perturb each traced hidden state, and the old values that a loss sees. Return the
     leaves of the result of ``update``, and the new values of States by their input variables.
     """
-    late = {s.in_var: inputs[s.in_var] + probes[pre_step_probe(s)] for s in graph.read_late}
-    if graph.flat_state is None:
-        seen = _probed(graph, inputs, weights, probes, late)
-    else:
-        seen = _flat_probed(graph, graph.flat_state, inputs, probes)
-    return finish(graph.traced, {**inputs, **late}, seen)
+    program, results = _own_step(graph)
+    values = [inputs[var] for var in graph.traced.program.in_vars]
+    own = {name: probes[name] for name in probe_shapes(graph)}
+    given = dict(zip(program.in_vars, jax.tree.leaves((values, weights, own)), strict=True))
+    found = evaluate(program, program.out_atoms, given, effects=True)
+    outputs, new = jax.tree.unflatten(results, found)
+    return outputs, dict(zip(graph.traced.written_vars, new, strict=True))
 
 
 def _probed(
@@ -142,50 +174,24 @@ def _probed(
 ) -> dict[Var, Any]:
     """Return the new traced states, group by group, each with its perturbation.
 
-    ``late`` are the old states that a loss sees, each with its own.
+    ``late`` are the old states that a loss sees, each with its own. The weights of traces are held
+    constant, but not at operands through which no trace follows them (a mean over units, the input
+    of another weight).
     """
-    probed: dict[Var, tuple[HiddenGroup, Any]] = {}
+    program, probed = graph.traced.program, dict[Var, tuple[HiddenGroup, Any]]()
     for group, a, var in graph.new_hidden_vars:
         sees_own = a in group.downstream
-        overrides = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}
+        seen = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}
         whole = {**inputs, **{v: late[v] for v in group.late_inputs[a] if v in late}}
+        uses = _cut_uses(graph, group, a, frozenset(seen))
+        atoms = [program.equations[use.equation].invars[use.operand] for use in uses]
+        live = dict(zip(uses, evaluate(program, atoms, whole, seen), strict=True))
         # The traces follow the elementwise paths from the old states of the group.
         elementwise = {**whole, **{s.in_var: inputs[s.in_var] for s in group.states}}
-        rules = _with_cut_uses(graph, group, a, weights, whole, overrides)
-        (value,) = evaluate(graph.traced.program, [var], elementwise, overrides, rules)
+        rules = _rules_of(graph, weights, group.index, live)
+        (value,) = evaluate(program, [var], elementwise, seen, rules)
         probed[var] = (group, value + probes[group.probes[a]])
     return {v: value for v, (_, value) in probed.items()}
-
-
-def _with_cut_uses(
-    graph: ETraceGraph,
-    group: HiddenGroup,
-    state: int,
-    weights: Weights,
-    whole: Inputs,
-    seen: Values,
-) -> dict[int, Rule]:
-    """Return rules for a state's value in which the traces' weights are held constant.
-
-    At operands through which no trace follows them (a mean over units, the input of another
-    weight), they are not.
-    """
-    program, rules = graph.traced.program, with_weights(graph, weights, group.index)
-    uses = _cut_uses(graph, group, state, frozenset(seen))
-    atoms = [program.equations[use.equation].invars[use.operand] for use in uses]
-    values = evaluate(program, atoms, whole, seen)
-    of_equation: dict[int, dict[int, Any]] = {}
-    for use, value in zip(uses, values, strict=True):
-        of_equation.setdefault(use.equation, {})[use.operand] = value
-
-    def rule_for(index: int) -> Rule:
-        def rule(equation: Equation, values: list[Any]) -> Sequence[Any] | None:
-            own = [of_equation[index].get(i, value) for i, value in enumerate(values)]
-            return rules[index](equation, own) if index in rules else bind(equation, own)
-
-        return rule
-
-    return {**rules, **{index: rule_for(index) for index in of_equation}}
 
 
 def _cut_uses(
