@@ -7,73 +7,21 @@ rule for a cotangent of one, which is multiplied by the learning signal later. T
 the backward rule is linear in the cotangent.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
 from .._etrace_op.registry import MarkedRole, role
 from .._graph.traced_model import StateKind, StateLeaf, TracedModel
-from .._jax import Atom, Equation, Var, is_var
+from .._jax import Atom, Equation, Var
 from .._jaxpr.dataflow import BindingTime, binding_times, flows_from
 from .._jaxpr.evaluate import Constants
 from .._jaxpr.lattices import TOP, Flow, Labels, everything, joined, spread
-from .._jaxpr.primitives import CONSTANT
-from .._jaxpr.program import Program, carries_derivative, reached
+from .._jaxpr.program import Program, carries_derivative
 from .._jaxpr.vjp import flows_back, nonlinear_operands
 from .back_through import SOURCES, Ids, numbered
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Paths:
-    """The paths between the variables of a step, by value or by gradient.
-
-    Attributes
-    ----------
-    program
-        The program of the step.
-    passes
-        Tests whether paths pass a variable.
-    """
-
-    program: Program
-    passes: Callable[[Atom], bool]
-
-    def uses_of(self, var: Var) -> Iterable[int]:
-        """Return the equations that read a variable, in order."""
-        equations = self.program.equations
-        readers = (index for index, _ in self.program.readers.get(var, ()))
-        return dict.fromkeys(i for i in readers if equations[i].primitive.name not in CONSTANT)
-
-    def ancestors(self, targets: Iterable[Atom], ends: Collection[Var] = ()) -> set[Var]:
-        """Return some variables and what they depend on within the step.
-
-        Variables in ``ends`` are included, what they depend on is not.
-        """
-        return self.program.depends_on(targets, frozenset(ends), CONSTANT, self.passes)
-
-    def descendants(
-        self,
-        starts: Iterable[Var],
-        ends: Collection[Var] = (),
-        before: Mapping[Atom, Iterable[Var]] = MappingProxyType({}),
-    ) -> set[Var]:
-        """Return some variables and what depends on them within the step.
-
-        Variables in ``ends`` are included, what depends on them is not. Given ``before``, the old
-        values of the States with a new value, what depends on them in a later step counts as well.
-        """
-
-        def after(var: Var) -> Iterable[Var]:
-            if var in ends or not self.passes(var):
-                return ()
-            results = (self.program.equations[index].outvars for index in self.uses_of(var))
-            return chain(filter(self.passes, chain(*results)), before.get(var, ()))
-
-        return reached(starts, after)
 
 
 class Analysis:
@@ -90,17 +38,11 @@ class Analysis:
         The program, with the equations that write and read each variable.
     constants
         Values that depend on no input.
-    values
-        Paths by which values depend on values, except through ``stop_gradient``.
-    gradients
-        Paths by which a gradient passes.
     """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.constants = Constants(program)
-        self.values = Paths(program, is_var)
-        self.gradients = Paths(program, carries_derivative)
         self._elements: dict[Var, Mapping[Var, Ids]] = {}
 
     @functools.cached_property
@@ -226,7 +168,7 @@ def nonlinear_uses(
     Each equation comes with the operands whose cotangents are not proportional to the cotangents of
     its results. The ancestors of ``stops`` are left out.
     """
-    for index in analysis.program.making(analysis.gradients.ancestors(targets, stops) - stops):
+    for index in analysis.program.making(analysis.program.ancestors(targets, stops) - stops):
         equation = analysis.program.equations[index]
         operands = nonlinear_operands(equation)
         if operands:
@@ -237,10 +179,8 @@ def states_as_outputs(traced: TracedModel, analysis: Analysis) -> tuple[StateLea
     """Return the hidden states after a nonlinear rule that no later step reads."""
     program = analysis.program
     rules = [equation for equation in program.equations if nonlinear_operands(equation)]
-    ancestors = analysis.gradients.descendants(
-        var for equation in rules for var in equation.outvars
-    )
-    read = analysis.gradients.ancestors(program.out_atoms)
+    ancestors = analysis.program.descendants(var for equation in rules for var in equation.outvars)
+    read = analysis.program.ancestors(program.out_atoms)
     return tuple(
         leaf
         for leaf in traced.leaves

@@ -49,7 +49,6 @@ from .._jaxpr.lattices import BOTTOM, TOP
 from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
 from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import path_name
-from .analysis import Paths
 from .back_through import reached_elements
 from .hidden_states import written
 
@@ -304,9 +303,9 @@ def with_program(traced: TracedModel, new: Program) -> TracedModel:
 
 def on_gradient_paths(traced: TracedModel) -> set[Var]:
     """Return the variables between parameters or hidden states and new hidden states."""
-    gradients, hidden = Paths(traced.program, carries_derivative), written(traced, "hidden")
-    behind = gradients.ancestors(leaf.out_var for leaf in hidden if leaf.out_var is not None)
-    return behind & gradients.descendants(s.in_var for s in (*hidden, *traced.parameters))
+    program, hidden = traced.program, written(traced, "hidden")
+    behind = program.ancestors(leaf.out_var for leaf in hidden if leaf.out_var is not None)
+    return behind & program.descendants(s.in_var for s in (*hidden, *traced.parameters))
 
 
 def with_loops_unrolled(traced: TracedModel, unroll_limit: int) -> TracedModel:

@@ -79,7 +79,7 @@ def check_learns(
         return
     names = ", ".join(state.name for state, _ in step.new_states)
     parameters = {leaf.in_var for leaf in step.traced.parameters}
-    behind = step.analysis.values.ancestors(var for _, var in step.new_states)
+    behind = step.analysis.program.ancestors(var for _, var in step.new_states)
     if behind.isdisjoint(parameters):
         raise CompilationError(
             f"No parameter reaches a hidden state ({names}) of `{type(model).__name__}`: it is a "

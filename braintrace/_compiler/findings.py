@@ -24,7 +24,7 @@ from .._jaxpr.lattices import BOTTOM, Flow
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative
 from .._typing import path_name
-from .analysis import Paths, labels_back, nonlinear_uses, times_of
+from .analysis import labels_back, nonlinear_uses, times_of
 from .hidden_groups import GroupedStep, new_states, seen_by_losses
 from .ring_buffers import writes_for_later
 from .walk import Walk
@@ -109,8 +109,8 @@ class _Into(NamedTuple):
         return self.others | self.step.analysis.operations
 
     def behind(self, operands: Iterable[Atom], ends: frozenset[Var]) -> set[Var]:
-        gradients = self.step.analysis.gradients
-        return gradients.ancestors(filter(carries_derivative, operands), ends)
+        operands = filter(carries_derivative, operands)
+        return self.step.analysis.program.ancestors(operands, ends)
 
     def states_among(self, variables: set[Var]) -> list[str]:
         """Return states before the step, and states of other groups that feed a memory."""
@@ -187,7 +187,7 @@ def _nonlinear(
     parameters = {leaf.in_var for leaf in step.traced.parameters}
     for relation in carried:
         for equation, before in nonlinear_uses(step.analysis, [*relation.trainable_vars.values()]):
-            if not parameters.isdisjoint(step.analysis.gradients.ancestors(before)):
+            if not parameters.isdisjoint(step.analysis.program.ancestors(before)):
                 names, name = relation.printed_paths, relation.primitive.name
                 message = f"{quoted(names)} enters `{name}` through a {NONLINEAR}"
                 line = source_line(equation)
@@ -267,11 +267,11 @@ def _reason(
 
 def _also_untagged(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
     """Yield the traced weights that also reach a state by ordinary operations."""
-    gradients, equations = step.analysis.gradients, step.traced.program.equations
+    program, equations = step.traced.program, step.traced.program.equations
     operands = [atom for relation in carried for atom in relation.trainable_vars.values()]
-    behind = gradients.ancestors(operands)
+    behind = program.ancestors(operands)
     for leaf in (leaf for leaf in step.traced.parameters if leaf.in_var in behind):
-        for index in gradients.uses_of(leaf.in_var):
+        for index in program.uses_of(leaf.in_var):
             states = _reached(step, equations[index].outvars, step.analysis.operations)
             if index not in step.analysis.roles and states:
                 name = equations[index].primitive.name
@@ -312,7 +312,7 @@ def _unseen(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
 def _seen(step: GroupedStep, targets: Sequence[Atom], ends: frozenset[Var]) -> dict[Var, Any]:
     """Return the elements that some targets depend on, by their variables, up to some ends."""
     if all(len(group.hidden_states) == len(group.states) for group in step.groups):
-        return dict.fromkeys(step.analysis.gradients.ancestors(targets, ends), np.True_)
+        return dict.fromkeys(step.analysis.program.ancestors(targets, ends), np.True_)
     # Of a State with slots, a loss may see some, and of a ring buffer not the one just written.
     late = writes_for_later(step.traced)
 
@@ -337,9 +337,9 @@ def _not_marked(step: GroupedStep) -> Iterator[Diagnostic]:
     """
     if step.traced.has_found_marks:
         return
-    gradients, equations = step.analysis.gradients, step.traced.program.equations
+    program, equations = step.traced.program, step.traced.program.equations
     operands = [atom for operation in step.operations for atom in operation.trainable_vars.values()]
-    marked = gradients.ancestors(operands)
+    marked = program.ancestors(operands)
     leaves = [leaf for leaf in step.traced.parameters if leaf.in_var not in marked]
     readouts = step.traced.readouts.keys()
     recurrent = _recurrent_uses(step) if leaves else {}
@@ -347,7 +347,7 @@ def _not_marked(step: GroupedStep) -> Iterator[Diagnostic]:
         states = _reached(step, [leaf.in_var])
         uses = [
             equations[index]
-            for index in gradients.uses_of(leaf.in_var)
+            for index in program.uses_of(leaf.in_var)
             if _reached(step, equations[index].outvars) and not holds_marked(equations[index])
         ]
         if not uses:
@@ -385,15 +385,15 @@ def _recurrent_uses(step: GroupedStep) -> Mapping[Var, Equation]:
             continue
         weights = [var for var in operands if times.get(var) is BindingTime.PARAMETER]
         data = [var for var in operands if times.get(var) is BindingTime.DATA]
-        if weights and (is_lost or not old.isdisjoint(analysis.gradients.ancestors(data))):
-            ancestors = analysis.gradients.ancestors(weights) & parameters
+        if weights and (is_lost or not old.isdisjoint(analysis.program.ancestors(data))):
+            ancestors = analysis.program.ancestors(weights) & parameters
             uses |= {var: equation for var in ancestors if var not in uses}
     return uses
 
 
 def _reached(step: GroupedStep, starts: Collection[Var], ends: Collection[Var] = ()) -> list[str]:
     """Return the remembered hidden states that depend on some variables by gradient."""
-    descendants = step.analysis.gradients.descendants(starts, ends)
+    descendants = step.analysis.program.descendants(starts, ends)
     states = chain(*(new_states(group) for group in step.groups if step.is_remembered(group)))
     return _names(leaf for leaf, var in states if var in descendants)
 
@@ -415,15 +415,15 @@ def untraced_states(step: GroupedStep, ends: frozenset[Var]) -> Iterator[Diagnos
 
     The variables in ``ends`` are the outputs of the operations at which traces end.
     """
-    gradients, new = step.analysis.gradients, {var: _printed(s) for s, var in step.new_states}
+    program, new = step.traced.program, {var: _printed(s) for s, var in step.new_states}
     starts = [state.in_var for state, _ in step.new_states]
     starts += [operation.y_var for operation in step.operations]
     carriers = step.descendants_over_time(starts)
-    outputs = gradients.ancestors(step.traced.output_atoms, ends)
+    outputs = program.ancestors(step.traced.output_atoms, ends)
     for leaf in step.traced.leaves:
         if leaf.kind != "other" or not is_var(leaf.out_var) or leaf.out_var not in carriers:
             continue
-        directly = gradients.descendants([leaf.in_var], ends)
+        directly = program.descendants([leaf.in_var], ends)
         reached = [name for var, name in new.items() if var in directly]
         what = f"State '{leaf.name}' carries values that depend on weights from step to step, and"
         if reached or leaf.in_var in outputs:
@@ -431,7 +431,7 @@ def untraced_states(step: GroupedStep, ends: frozenset[Var]) -> Iterator[Diagnos
             what += "states by coupled units only, so it has no trace. Write it through "
             what += "`jax.lax.stop_gradient` to exclude it, or use `RTRL`."
             yield Diagnostic("warning", "untraced-state", what, (leaf.name, *reached))
-        elif not gradients.descendants([leaf.in_var]).isdisjoint(new):
+        elif not program.descendants([leaf.in_var]).isdisjoint(new):
             what += " reaches hidden states through ETP operations. Their weights learn online; "
             what += "the rule truncates the path through them."
             yield Diagnostic("info", "truncated", what, (leaf.name,))
@@ -456,10 +456,9 @@ def lost_gradients(
     carried
         Old and new values of States, and whether the model has the State.
     """
-    gradients = Paths(program, carries_derivative)
-    read = gradients.ancestors([loss])
+    read = program.ancestors([loss])
     for old, new, is_of_model in carried:
-        is_constant = gradients.ancestors([new]).isdisjoint(moving)
+        is_constant = program.ancestors([new]).isdisjoint(moving)
         if is_of_model or old not in read or not is_var(new) or is_constant:
             continue
         readers = (program.equations[index] for index, _ in program.readers.get(old, ()))

@@ -106,7 +106,7 @@ def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str
                 f"`{rule}` follows every hidden state, so it refuses this model: {diagnostic}"
             )
     starts = [leaf.in_var for leaf in (*leaves, *traced.parameters)]
-    descendants = analysis.gradients.descendants(starts)
+    descendants = analysis.program.descendants(starts)
     for equation, operands in nonlinear_uses(analysis, new_vars(leaves)):
         if not descendants.isdisjoint(atom for atom in operands if is_var(atom)):
             raise CompilationError(
@@ -131,7 +131,7 @@ def about_layers(step: GroupedStep, layers: Sequence[HiddenStates]) -> Iterator[
     readers = step.analysis.program.readers
     for lower in layers:
         others = {var for layer in layers if layer is not lower for _, var in layer}
-        following = step.analysis.gradients.descendants(_nodes(lower), others) & others
+        following = step.analysis.program.descendants(_nodes(lower), others) & others
         for upper in layers:
             is_read = any(leaf.in_var in readers for leaf, _ in upper)
             if is_read and not following.isdisjoint(var for _, var in upper):

@@ -51,7 +51,7 @@ class GroupedStep:
 
     def descendants_over_time(self, starts: Iterable[Var], ends: Collection[Var] = ()) -> set[Var]:
         """Return what depends on some variables by gradient, in this step or in a later one."""
-        return self.analysis.gradients.descendants(starts, ends, self.before)
+        return self.analysis.program.descendants(starts, ends, self.before)
 
     def is_remembered(self, group: HiddenGroup) -> bool:
         """Test whether a later step reads the states of a group."""
@@ -93,7 +93,7 @@ def grouped(
     late_inputs = [*_late_inputs(analysis, states, before)]
     every_new = frozenset(state.var for state in states)
     targets = seen_by_losses(traced, outputs)
-    loss_reads = analysis.values.ancestors(targets, every_new).union(*late_inputs)
+    loss_reads = analysis.program.ancestors(targets, every_new).union(*late_inputs)
     lines = set() if every_state else delay_lines(analysis, states, loss_reads)
     groups: list[HiddenGroup] = []
     walks: list[list[Walk]] = []
@@ -138,8 +138,8 @@ def _late_inputs(
     """Yield the old values that each state reads of States that it does not act upon."""
     old, every_new = {s.leaf.in_var for s in states}, frozenset(s.var for s in states)
     for var in (state.var for state in states):
-        read = analysis.gradients.ancestors([var], every_new - {var})
-        yield frozenset(read & old) - analysis.gradients.descendants([var], before=before)
+        read = analysis.program.ancestors([var], every_new - {var})
+        yield frozenset(read & old) - analysis.program.descendants([var], before=before)
 
 
 def _with_common_units(
@@ -231,7 +231,7 @@ class _Aligned:
         considered from the last to the first: a state may depend on other downstream states, but
         not on them alone.
         """
-        values, opaque, every = self._analysis.values, self._analysis.opaque, self._every_new
+        program, opaque, every = self._analysis.program, self._analysis.opaque, self._every_new
         old = {state.leaf.in_var for state in self.states}
         carried = {a for new in range(len(self.states)) for a in self.reads_of(new)}
         upstream, downstream = {*range(len(self.states))}, list[int]()
@@ -239,9 +239,9 @@ class _Aligned:
             stops = every - {state.var}
             others = {self.states[c].var for c in upstream - {a}} - {state.var}
             is_carried = is_read[a] or a in carried
-            if is_carried or values.ancestors([state.var], stops | opaque) & old:
+            if is_carried or program.ancestors([state.var], stops | opaque) & old:
                 continue
-            if values.ancestors([state.var], stops) & others:
+            if program.ancestors([state.var], stops) & others:
                 downstream.append(a)
                 upstream.remove(a)
         for a in downstream:

@@ -68,7 +68,7 @@ def with_memories(traced: TracedModel, every: bool) -> TracedModel:
     if every:
         starts = [*(leaf.in_var for leaf in (*hidden, *traced.parameters)), *analysis.opaque]
         before: Any = {leaf.out_var: (leaf.in_var,) for leaf in others}
-        reached = analysis.gradients.descendants(starts, before=before)
+        reached = analysis.program.descendants(starts, before=before)
         found = {leaf.path for leaf in others if leaf.in_var in reached}
     else:
         units = Units(analysis, [*hidden, *others])
@@ -152,17 +152,17 @@ def delay_lines(
 
 def _is_shifted_only(analysis: Analysis, states: Sequence[HiddenArray], state: HiddenArray) -> bool:
     """Test whether a step only shifts a State's contents, and no other State reads them."""
-    program, values, old, new = analysis.program, analysis.values, state.leaf.in_var, state.var
+    program, old, new = analysis.program, state.leaf.in_var, state.var
     others = frozenset(other.var for other in states if other.leaf is not state.leaf)
-    behind = values.ancestors([new], others) - others
+    behind = program.ancestors([new], others) - others
     shifts = program.making(behind & program.dependents_of([old], program.producer[new]))
     operands = [*chain(*(program.equations[i].invars for i in program.making(others)))]
     return (
         bool(shifts)
         and all(_moves(program.equations[index]) for index in shifts)
         and behind.isdisjoint(analysis.operations)
-        and new not in values.ancestors(operands, {*others, new})
-        and old not in values.ancestors(operands, others | analysis.operations)
+        and new not in program.ancestors(operands, {*others, new})
+        and old not in program.ancestors(operands, others | analysis.operations)
     )
 
 

@@ -42,10 +42,10 @@ from .._jax import (
 )
 from .._jaxpr.dataflow import BindingTime, binding_times
 from .._jaxpr.evaluate import Constants, Rule, evaluate, evaluate_all, inlined
-from .._jaxpr.primitives import CONSTANT, ELEMENTWISE, IN_ORDER, dot_letters
-from .._jaxpr.program import Program, carries_derivative, program_of
+from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
+from .._jaxpr.program import CONSTANT, Program, carries_derivative, program_of
 from .._typing import Path, path_name
-from .analysis import Paths, time_of
+from .analysis import time_of
 from .back_through import couples
 from .canonicalize import by_rules, selected, unrolled, with_program
 
@@ -113,12 +113,11 @@ def _has_own_marks(traced: TracedModel) -> bool:
     """
     holding = list(filter(_holds_own_mark, traced.program.equations))
     hidden = [leaf.out_var for leaf in traced.written if leaf.kind == "hidden"]
-    gradients = Paths(traced.program, carries_derivative)
-    reached = gradients.ancestors(hidden) if holding else set()
+    reached = traced.program.ancestors(hidden) if holding else set()
     parameters = {leaf.in_var for leaf in traced.parameters}
     return any(
         not reached.isdisjoint(equation.outvars)
-        and not parameters.isdisjoint(gradients.ancestors(equation.invars))
+        and not parameters.isdisjoint(traced.program.ancestors(equation.invars))
         for equation in holding
     )
 
@@ -207,7 +206,7 @@ class ParametricUses:
         self.program, self.constants, self._in_region = program, Constants(program), in_region
         self.times = binding_times(program, inputs, is_marked)
         targets = [atom for atom, counts in zip(program.out_atoms, wanted, strict=True) if counts]
-        self._ancestors = program.depends_on(targets, (), CONSTANT, carries_derivative)
+        self._ancestors = program.ancestors(targets)
         self.results = () if in_region else tuple(filter(self.is_parametric, targets))
 
     def __iter__(self) -> Iterator[Use]:
@@ -333,7 +332,7 @@ def _diagnostic(
 ) -> Diagnostic:
     program, equation = uses.program, uses.program.equations[index]
     atoms = [equation.invars[operand] for operand in operands]
-    ancestors = program.depends_on(atoms, through=carries_derivative)
+    ancestors = program.ancestors(atoms)
     inputs = zip(program.in_vars[len(traced.argument_vars) :], traced.leaves, strict=True)
     leaves = (leaf for var, leaf in inputs if var in ancestors)
     paths = (path_name(leaf.path) for leaf in leaves if leaf.kind == "parameter")

@@ -120,8 +120,8 @@ class _Finder:
         self._varying = self._program.dependents_of({*self._program.in_vars} - fixed)
         weights = [leaf.in_var for leaf in self._parameters]
         old = [leaf.in_var for leaf in self.states]
-        self._learning = self._analysis.gradients.descendants(weights)
-        self._followed = self._analysis.gradients.descendants([*weights, *old])
+        self._learning = self._analysis.program.descendants(weights)
+        self._followed = self._analysis.program.descendants([*weights, *old])
         self._targets = seen_by_losses(traced, outputs)
 
     def __call__(self, leaf: StateLeaf) -> _Readout | None:
@@ -130,8 +130,8 @@ class _Finder:
         new: Any = leaf.out_var
         pairs = ((other.in_var, other.out_var) for other in self.states)
         others: set[Any] = {var for pair in pairs if pair[1] is not new for var in pair}
-        behind = analysis.gradients.descendants([old])
-        late = analysis.gradients.ancestors(self._targets, frozenset({new}))
+        behind = analysis.program.descendants([old])
+        late = analysis.program.ancestors(self._targets, frozenset({new}))
         if leaf.is_grouped or old in late or not behind.isdisjoint(others):
             return None
         passed, path, products = {new}, set[int](), list[tuple[Equation, int]]()
@@ -164,7 +164,7 @@ class _Finder:
                 return None
             passed.update(moving)
         filters: dict[Any, Var] = {e.invars[x]: e.invars[x] for e, x in products}
-        below = analysis.gradients.ancestors(filters)
+        below = analysis.program.ancestors(filters)
         is_above = old not in below and not others.isdisjoint(below)
         # An operation that something else reads as well keeps its trace.
         marked = program.made_by(i for i in path if is_marked(program.equations[i]))

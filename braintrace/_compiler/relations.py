@@ -84,7 +84,7 @@ def _inputs_of(analysis: Analysis, operands: Iterable[Atom]) -> list[Var]:
 def _parameters(
     analysis: Analysis, operand: Atom, by_var: Mapping[Var, StateLeaf]
 ) -> list[StateLeaf]:
-    inputs = analysis.inputs_among(analysis.values.ancestors([operand]))
+    inputs = analysis.inputs_among(analysis.program.ancestors([operand]))
     leaves = (by_var[var] for var in inputs if var in by_var)
     return [leaf for leaf in leaves if leaf.kind == "parameter"]
 

@@ -77,9 +77,9 @@ class SampleFlow:
         """Yield the equations where parameter-derived values meet data."""
         program, new = self._analysis.program, new_vars(self._leaves)
         parameters = (leaf.in_var for leaf in self._traced.parameters)
-        descendants = self._analysis.gradients.descendants(parameters)
+        descendants = self._analysis.program.descendants(parameters)
         own, count = descendants - self._data, itertools.count()
-        for index in program.making(self._analysis.gradients.ancestors(new) & descendants):
+        for index in program.making(self._analysis.program.ancestors(new) & descendants):
             equation = program.equations[index]
             read = [(i, atom) for i, atom in enumerate(equation.invars) if is_var(atom)]
             operands = [(i, a) for i, a in read if a in own and carries_derivative(a)]

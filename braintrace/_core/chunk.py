@@ -26,8 +26,6 @@ from .._jax_kernels import runs_on_several_devices, with_derivative_of
 from .._jaxpr.derivatives import FROM_RESULT, from_result
 from .._jaxpr.equal import equal_values, merged
 from .._jaxpr.evaluate import Rule, evaluate
-from .._jaxpr.primitives import CONSTANT
-from .._jaxpr.program import carries_derivative
 from .._typing import PyTree
 from .loops import Loops, find_loops
 from .over_time import (
@@ -241,7 +239,7 @@ def find_losses(
     constant = {var: first for var, first in known.items() if var not in live}
     cuts = [var for var in places if var in live]
     behind = find_varying(step, program, vars_of(step.results[:2]), {*constant, *cuts})
-    reached = program.depends_on(loss, blocked=CONSTANT)
+    reached = program.ancestors(loss)
     constants = {var: first for var, first in constant.items() if var in behind}
     # An auxiliary result may read a known value that the loss does not read.
     own_places = tuple(var for var in cuts if var in (behind if var in known else reached))
@@ -309,7 +307,7 @@ def chunk_runner(
     program = traced.program
     equal = equal_values(program, traced.probes)
     inputs = (*traced.parameters, *traced.probes, *(traced.carried if passes else ()))
-    live = program.dependents_of(inputs, None, CONSTANT, carries_derivative)
+    live = program.descendants(inputs)
     # Equal values may have different derivatives.
     in_loops = program if passes else merged(program, equal)
     constant = {first for var, first in equal.items() if var not in live} & traced.varying
@@ -328,7 +326,7 @@ def chunk_runner(
     parts = {v for e in program.equations if e.primitive.name in PARTS for v in e.outvars}
     known = {var: first for var, first in equal.items() if first in loops.made.keys() - parts}
     targets = [traced.results[0], *(traced.written if passes else ())]
-    reaching = program.depends_on(vars_of(targets), blocked=CONSTANT)
+    reaching = program.ancestors(vars_of(targets))
     parameters = tuple(var for var in traced.parameters if var in reaching)
     places = tuple(var for var in loops.made if var in known) if passes else traced.probes
     read = {*traced.slices}.union(*(loop.read for loop in loops.loops))

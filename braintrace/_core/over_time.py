@@ -25,7 +25,6 @@ from jax.typing import ArrayLike
 from .._jax import Atom, Equation, Var, equations_inside, is_var
 from .._jax_kernels import current_device
 from .._jaxpr.evaluate import evaluate
-from .._jaxpr.primitives import CONSTANT
 from .._jaxpr.program import Program
 from .._jaxpr.vjp import nonlinear_operands
 from .._typing import PyTree
@@ -156,7 +155,7 @@ def _adds_up_in_half_precision(step: StepProgram, targets: PyTree, live: Collect
     """
     program = step.program
     half = [var for var in step.parameters if is_half(var.aval.dtype) and var in live]
-    ancestors = program.depends_on(vars_of(targets), blocked=CONSTANT)
+    ancestors = program.ancestors(vars_of(targets))
     of_half = program.dependents_of(half) - step.varying
     met = (e for e in equations_of(program, ancestors & step.varying) if not is_product(e))
     return any(_any_in(e.invars, of_half & ancestors) for e in met)

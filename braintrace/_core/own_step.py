@@ -29,8 +29,7 @@ from .._graph.method import Records, Weights
 from .._graph.traced_model import TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, struct_of
 from .._jaxpr.evaluate import Rule, evaluate
-from .._jaxpr.primitives import CONSTANT
-from .._jaxpr.program import Program, carries_derivative, program_of
+from .._jaxpr.program import Program, program_of
 from .._typing import PyTree
 from .local_step import read_vars
 from .sites import Probes, names_of, pre_step_probe, probe_shapes, x_key
@@ -210,7 +209,7 @@ def _cut_uses(
 
     def is_live(use: Cut) -> bool:
         operand = program.equations[use.equation].invars[use.operand]
-        before = program.depends_on([operand], overridden, CONSTANT, carries_derivative)
+        before = program.ancestors([operand], overridden)
         return not before.isdisjoint(moving)
 
     return [use for use in dict.fromkeys(uses) if is_live(use)]

@@ -9,7 +9,6 @@ import numpy as np
 
 from .._etrace_op.registry import role
 from .._jax import Atom, Var, is_var
-from .._jaxpr.primitives import CONSTANT
 from .._typing import Path, path_name
 from .flat_state import FlatState, operand_key, operands_of
 from .hidden_group import HiddenGroup, HiddenParamOpRelation
@@ -158,10 +157,7 @@ class ETraceGraph:
         if flat is None:
             return {r.key: r.held_paths for r in self.hidden_param_op_relations}
         fixed = [s for s in self.traced.leaves if s.kind != "parameter" and s.out_var is None]
-        behind = {
-            use.key: program.depends_on(flat.operands(program, use), blocked=CONSTANT)
-            for use in flat.uses
-        }
+        behind = {use.key: program.depends_on(flat.operands(program, use)) for use in flat.uses}
         return {
             key: tuple(dict.fromkeys(leaf.path for leaf in fixed if leaf.in_var in ancestors))
             for key, ancestors in behind.items()

@@ -14,8 +14,8 @@ import numpy as np
 from .._jax import TRANSPARENT_CALLS, Atom, Equation, Var, call_body, equations_inside, is_var
 from .evaluate import Constants, loop_of
 from .lattices import Flow, Lattice, everything, filled, joined, spread
-from .primitives import CONSTANT, DRAWS, through_primitive
-from .program import Program, carries_derivative
+from .primitives import DRAWS, through_primitive
+from .program import CONSTANT, Program, carries_derivative
 
 # ``(equation, flows of its operands) -> flows of its results``, or ``None`` for no answer.
 Special: TypeAlias = Callable[[Equation, Sequence[Any]], Sequence[Any] | None]

@@ -20,8 +20,8 @@ from .._jax import (
     open_jaxpr,
     sub_jaxprs,
 )
-from .primitives import CONSTANT, DRAWS, PLAIN_MOVES, names_in
-from .program import Program, readers_of
+from .primitives import DRAWS, PLAIN_MOVES, names_in
+from .program import CONSTANT, Program, readers_of
 
 # Operations that map zeros to zeros; the index of a `select_n` is arbitrary.
 KEEPS_ZERO = PLAIN_MOVES | names_in(

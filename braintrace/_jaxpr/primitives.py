@@ -14,6 +14,7 @@ import numpy as np
 from .._jax import Atom, Equation
 from .evaluate import Constants
 from .lattices import Flow, Lattice, along, everything, filled, joined, spread
+from .program import CONSTANT
 
 
 def names_in(text: str) -> frozenset[str]:
@@ -34,9 +35,6 @@ ELEMENTWISE = names_in(
     square sub tan tanh with_derivative_of xor zeta
     """
 )
-
-# Identities without a derivative.
-CONSTANT = names_in("stop_gradient")
 
 PRODUCTS = names_in("dot_general conv_general_dilated")
 DRAWS = names_in("rng_uniform")

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -121,45 +122,66 @@ class Program:
         """Return the results of some equations."""
         return frozenset(var for index in equations for var in self.equations[index].outvars)
 
-    def depends_on(
+    def depends_on(self, targets: Iterable[Atom], stops: Container[Var] = frozenset()) -> set[Var]:
+        """Return what the values of some targets depend on, the targets included.
+
+        Variables in ``stops`` are included, what they depend on is not.
+        """
+        return self._behind(targets, stops, lambda equation: filter(is_var, equation.invars))
+
+    def ancestors(self, targets: Iterable[Atom], ends: Container[Var] = frozenset()) -> set[Var]:
+        """Return what some targets depend on by gradient, the targets included.
+
+        Variables in ``ends`` are included, what they depend on is not.
+        """
+        return self._behind(targets, ends, _differentiated)
+
+    def _behind(
         self,
         targets: Iterable[Atom],
-        stops: Container[Var] = frozenset(),
-        blocked: frozenset[str] = frozenset(),
-        through: Callable[[Atom], bool] = is_var,
+        stops: Container[Var],
+        operands: Callable[[Equation], Iterable[Var]],
     ) -> set[Var]:
-        """Return the ancestors of some targets, the targets included.
+        def before(var: Var) -> Iterable[Var]:
+            index = None if var in stops else self.producer.get(var)
+            return () if index is None else operands(self.equations[index])
 
-        Variables in ``stops``, and results of a primitive named in ``blocked``, are included, their
-        ancestors are not. Operands for which ``through`` does not hold are left out.
+        return reached(filter(is_var, targets), before)
+
+    def dependents_of(self, starts: Iterable[Var], last: int | None = None) -> set[Var]:
+        """Return what depends on some variables by value, these included.
+
+        Equations after the one with index ``last`` are ignored.
         """
+        dependents = set(starts)
+        for index in self.forward(dependents, last):
+            dependents.update(self.equations[index].outvars)
+        return dependents
 
-        def operands(var: Var) -> Iterable[Var]:
-            index = self.producer.get(var)
-            if index is None or var in stops:
-                return ()
-            equation = self.equations[index]
-            return () if equation.primitive.name in blocked else filter(through, equation.invars)
+    def uses_of(self, var: Var) -> Iterable[int]:
+        """Return the equations with a derivative that read a variable, in order."""
+        readers = (index for index, _ in self.readers.get(var, ()))
+        return dict.fromkeys(i for i in readers if _has_derivative(self.equations[i]))
 
-        return reached(filter(is_var, targets), operands)
-
-    def dependents_of(
+    def descendants(
         self,
         starts: Iterable[Var],
-        last: int | None = None,
-        blocked: frozenset[str] = frozenset(),
-        through: Callable[[Atom], bool] = is_var,
+        ends: Container[Var] = frozenset(),
+        before: Mapping[Atom, Iterable[Var]] = MappingProxyType({}),
     ) -> set[Var]:
-        """Return the descendants of ``starts``, these included.
+        """Return what depends on some variables by gradient, these included.
 
-        Equations after the one with index ``last`` are ignored. Results of a primitive named in
-        ``blocked``, and variables for which ``through`` does not hold, are left out.
+        Variables in ``ends`` are included, what depends on them is not. Given ``before``, the old
+        values of the States with a new value, what depends on them in a later step counts as well.
         """
-        dependents = set(filter(through, starts))
-        for index in self.forward(dependents, last):
-            if self.equations[index].primitive.name not in blocked:
-                dependents.update(filter(through, self.equations[index].outvars))
-        return dependents
+
+        def after(var: Var) -> Iterable[Var]:
+            if var in ends:
+                return ()
+            results = (self.equations[index].outvars for index in self.uses_of(var))
+            return chain(filter(carries_derivative, chain(*results)), before.get(var, ()))
+
+        return reached(filter(carries_derivative, starts), after)
 
     def forward(self, reached: Container[Var], last: int | None = None) -> Iterator[int]:
         """Yield the equations that read a reached variable, in execution order.
@@ -183,6 +205,18 @@ class Program:
         for index in reversed(range(len(self.equations))):
             if any(var in starts or var in reached for var in self.equations[index].outvars):
                 yield index
+
+
+# Identities without a derivative.
+CONSTANT = frozenset({"stop_gradient"})
+
+
+def _has_derivative(equation: Equation) -> bool:
+    return equation.primitive.name not in CONSTANT
+
+
+def _differentiated(equation: Equation) -> Iterable[Var]:
+    return filter(carries_derivative, equation.invars) if _has_derivative(equation) else ()
 
 
 def program_of(jaxpr: AnyJaxpr) -> Program:

@@ -30,7 +30,6 @@ from .dataflow import Question, flows_of_outputs
 from .evaluate import Constants, evaluate_all
 from .lattices import Flow, Lattice, filled, spread
 from .primitives import (
-    CONSTANT,
     ELEMENTWISE,
     SUMS,
     WINDOWS,
@@ -40,7 +39,7 @@ from .primitives import (
     moved_operands,
     sources_of,
 )
-from .program import carries_derivative, program_of
+from .program import CONSTANT, carries_derivative, program_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
