@@ -30,6 +30,7 @@ from .._core.gradient import (
     active_outputs_of,
     add,
     as_chunk,
+    chunk_gradient,
     finite_inputs,
     like,
     pull,
@@ -47,6 +48,7 @@ from .._core.sites import (
     at_elements,
     at_entry,
     of_past,
+    probes_of_past,
     reachable_blocks,
     row_name,
     signals,
@@ -159,6 +161,8 @@ class ParameterTraces(TraceMethod):
         A rule ``yw_to_w`` by hand may be anything, so its powers are not known.
         """
         graph, weights, records = chunk
+        past = signal.keys() & probes_of_past(graph).keys()  # of the first step: not here
+        signal = {n: x.at[0].set(0) if n in past else x for n, x in signal.items()}
 
         def step(carry: tuple[Traces, Weights], now: Any) -> tuple[tuple[Traces, Weights], None]:
             (traces, gradients), (x, values, reset, signal) = carry, as_chunk(now)
@@ -166,7 +170,7 @@ class ParameterTraces(TraceMethod):
             one = Chunk(graph, weights, own)
             after = like(traces, self.update(one, traces))
             if signal:
-                result = self.gradient(one, signal, traces, after)[0]
+                result = chunk_gradient(self, one, signal, traces, after)[0]
                 gradients = jax.tree.map(jnp.add, gradients, result)
             return (after, gradients), None
 

@@ -117,10 +117,12 @@ class Leaky(brainstate.nn.Module):
         return self.h.value
 
 
-def gradient(operation, algorithm="d_rtrl", times=1):
+def gradient(operation, algorithm="d_rtrl", times=1, chunk_size=2, window=None):
     learner = braintrace.compile(Leaky(operation), algorithm, XS[0], batch_size=2)
     for _ in range(times):
-        found = learner.etrace_grad(XS, step_fn=lambda x: (learner(x) ** 2).sum(), chunk_size=2)
+        found = learner.etrace_grad(
+            XS, step_fn=lambda x: (learner(x) ** 2).sum(), chunk_size=chunk_size, window=window
+        )
     return dict(found)
 
 
@@ -284,6 +286,14 @@ def test_rules_by_hand_do_not_depend_on_chunks():
         )
     assert_close(found[0], found[1])
     assert_close(found[0], found[2])
+
+
+def test_rules_by_hand_carry_into_windows():
+    found, expected = (
+        gradient(lambda *operands, own=own: own.bind(*operands, **PARAMS), window=2, chunk_size=4)
+        for own in (by_spec(), by_axes())
+    )
+    assert_close(found, expected)
 
 
 # --- mistakes of authors --------------------------------------------------------------------------
