@@ -66,8 +66,8 @@ class ChunkResult:
     gradients
         Gradients of the parameters' leaves that have one outside the traces, summed over time.
     signal
-        Derivatives of the scaled losses: with respect to the perturbations, time first; or with
-        respect to the States before the chunk, if derivatives pass from step to step.
+        Derivatives of the scaled losses, time first: with respect to the perturbations; or with
+        respect to the States before the steps, if derivatives pass from step to step.
     written
         New values of the States that the steps write.
     loss, aux
@@ -284,7 +284,7 @@ def chunk_runner(
     values: Values,
     slices: PyTree,
     has_mask: bool,
-    passes: bool,
+    window: int | None,
     recomputes: bool,
 ) -> "ChunkRunner":
     """Return the chunk runner of a step.
@@ -297,13 +297,13 @@ def chunk_runner(
         Example values.
     has_mask
         Whether some steps may be masked: the scale of their loss is zero.
-    passes
-        Whether derivatives pass from step to step: in windows and under full-Jacobian rules.
+    window
+        Number of steps between which derivatives pass; ``0``: all steps of a chunk, ``None``: none.
     recomputes
         Whether residuals are computed again from States, slices and products, which takes the least
         memory if steps are then pulled back one by one.
     """
-    traced = traced_step(step, values, slices)
+    traced, passes = traced_step(step, values, slices), window is not None
     program = traced.program
     equal = equal_values(program, traced.probes)
     inputs = (*traced.parameters, *traced.probes, *(traced.carried if passes else ()))
@@ -321,7 +321,7 @@ def chunk_runner(
         # reads several parts of a product of all steps (GRU of 128 units, two cores).
         needed = find_varying(traced, in_loops, in_loops.out_atoms[: len(traced.carried)])
         step_by_step.update(i for i in in_loops.making(needed) if is_product(in_loops.equations[i]))
-    loops = find_loops(traced, in_loops, step_by_step, live, passes, has_mask)
+    loops = find_loops(traced, in_loops, step_by_step, live, passes, bool(window), has_mask)
 
     parts = {v for e in program.equations if e.primitive.name in PARTS for v in e.outvars}
     known = {var: first for var, first in equal.items() if first in loops.made.keys() - parts}
@@ -337,7 +337,7 @@ def chunk_runner(
         known = {var: first for var, first in known.items() if first in stored}
     residuals = find_sources(traced, traced.results[2], known)
     loops = loops.record({*losses.recorded, *residuals.sources})
-    return ChunkRunner(traced, loops, losses, residuals, passes)
+    return ChunkRunner(traced, loops, losses, residuals, window)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -350,15 +350,15 @@ class ChunkRunner:
         The program of one step.
     loops, losses, sources
         Its parts: loops, losses, and the sources of the residuals.
-    passes
-        Whether derivatives pass from step to step.
+    window
+        Number of steps between which derivatives pass; ``0``: all steps of a chunk, ``None``: none.
     """
 
     step: StepProgram
     loops: Loops
     losses: Losses
     sources: Results
-    passes: bool
+    window: int | None
 
     @functools.cached_property
     def differentiated(self) -> tuple[bool, ...]:
@@ -415,9 +415,11 @@ class ChunkRunner:
         states, tree = jax.tree.flatten(start[0])
         slices = zip_dict(self.step.slices, jax.tree.leaves(sequences))
         loops, losses, sums = self.loops, self.losses, start[1]
-        if self.passes:
+        if self.window is not None:
+            steps = len(scales)
+            own, places = losses.parameters, losses.places
             (states, over_time), pull_back = loops.run_with_derivative(
-                fixed, states, slices, losses.parameters, losses.places, len(scales)
+                fixed, states, slices, own, places, steps, self.window or steps
             )
             (gradients, of_places), results = losses.differentiate(fixed, over_time, scales)
             of_loops, signal = pull_back(of_places)

@@ -9,8 +9,8 @@ elementwise operation runs in each loop that reads it, unless an earlier one rec
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,22 @@ from .step_program import (
 
 PullBack: TypeAlias = Callable[[list[Any]], tuple[list[Any], list[Any]]]
 """``cotangents of some values over time -> cotangents of parameters, of States before them``."""
+
+
+class Taps(NamedTuple):
+    """Zeros that are added to values over time, whose cotangents are the derivatives by these.
+
+    Attributes
+    ----------
+    products
+        Terms of products in the loops.
+    cuts, states
+        Steps before which no derivative passes, and terms of the States there; ``None``: no step.
+    """
+
+    products: ByVar
+    cuts: jax.Array | None
+    states: ByVar
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,7 +146,7 @@ class Loops:
         return dataclasses.replace(self, recorded=read)
 
     def run(
-        self, fixed: ByVar, start: Sequence[Any], slices: ByVar, taps: ByVar | None = None
+        self, fixed: ByVar, start: Sequence[Any], slices: ByVar, taps: Taps | None = None
     ) -> tuple[list[Any], ByVar]:
         """Run the loops of a chunk; return the last States, and values over time.
 
@@ -141,8 +157,7 @@ class Loops:
         start
             States before the first step.
         taps
-            Terms to add to the results of products in the loops; ``None``: it is not
-            differentiated.
+            Where it is differentiated; ``None``: it is not.
         """
         over_time, states = dict(slices), [*start]
         fixed = {**fixed, **zip_dict(self.once, evaluate(self.program, self.once, fixed))}
@@ -167,25 +182,32 @@ class Loops:
         return states, over_time
 
     def _run_loop(
-        self, loop: Loop, fixed: ByVar, start: list[Any], over_time: ByVar, taps: ByVar | None
+        self, loop: Loop, fixed: ByVar, start: list[Any], over_time: ByVar, taps: Taps | None
     ) -> tuple[list[Any], ByVar]:
         carried = [self.step.carried[k] for k in loop.carried]
         written = [self.program.out_atoms[k] for k in loop.carried]
         recorded = [var for var in loop.made if var in self.recorded]
         wanted = vars_of((written, recorded))
         read = [var for var in over_time if var in loop.read]
-        own_taps = {var: term for var, term in (taps or {}).items() if var in loop.made}
+        products, cuts, states = taps or Taps({}, None, {})
+        products = {var: term for var, term in products.items() if var in loop.made}
+        states = {var: term for var, term in states.items() if var in carried}
 
-        def one_step(carry: list[Any], now: tuple[list[Any], list[Any]]) -> Any:
-            current = {**narrowed(fixed), **zip_dict(carried, carry), **zip_dict(read, now[0])}
-            rule = self._tap(zip_dict(own_taps, now[1]))
+        def one_step(carry: list[Any], now: Any) -> Any:
+            of_loops, of_products, is_cut, of_states = now
+            old = zip_dict(carried, carry)
+            for var, term in zip(states, of_states, strict=True):
+                old[var] = jnp.where(is_cut, jax.lax.stop_gradient(old[var]) + term, old[var])
+            current = {**narrowed(fixed), **old, **zip_dict(read, of_loops)}
+            rule = self._tap(zip_dict(products, of_products))
             effects = loop.has_effects
             found = evaluate(self.program, wanted, current, rules=rule, effects=effects)
             result = zip_dict(wanted, found)
             return [value_of(a, result) for a in written], [result[v] for v in recorded]
 
         steps = len(next(iter(over_time.values())))
-        now = [over_time[var] for var in read], list(own_taps.values())
+        of_loops = [over_time[var] for var in read]
+        now = of_loops, list(products.values()), cuts, list(states.values())
         body: Any = one_step
         if taps is not None and not loop.has_effects:
             # Of the values in a loop, the reverse loop reads the products; it computes the others
@@ -221,6 +243,7 @@ class Loops:
         parameters: Sequence[Var],
         places: Sequence[Var],
         steps: int,
+        window: int,
     ) -> tuple[tuple[list[Any], ByVar], PullBack]:
         """Run the loops; also return a function that pulls cotangents back through all steps.
 
@@ -234,29 +257,41 @@ class Loops:
             The arguments of `run`.
         parameters, places
             Parameters with a gradient, and the variables whose cotangents are pulled back.
-        steps
-            Number of steps.
+        steps, window
+            Number of steps, and of those between which derivatives pass; States before each of
+            these have a cotangent.
         """
         passing, names = self.passing(self.step.carried), list[Var]()
         tapped = [equation.outvars[0] for equation in self.tapped]
 
         def run(own: list[Any], entering: list[Any], terms: list[Any]) -> Any:
-            given = zip_dict(passing, entering)
-            before = [given.get(v, x) for v, x in zip(self.step.carried, start, strict=True)]
-            now = {**fixed, **zip_dict(parameters, own)}
-            last, over_time = self.run(now, before, slices, zip_dict(tapped, terms))
+            now, given = {**fixed, **zip_dict(parameters, own)}, zip_dict(passing, entering)
+            before, taps = start, Taps(zip_dict(tapped, terms), cuts, given)
+            if cuts is None:
+                pairs = zip(self.step.carried, start, strict=True)
+                before = [x + given[var][0] if var in given else x for var, x in pairs]
+                taps = taps._replace(states={})
+            last, over_time = self.run(now, before, slices, taps)
             names[:] = over_time
             return [over_time[var] for var in places], (last, list(over_time.values()))
 
-        own, entering = [fixed[var] for var in parameters], self.passing(start)
-        terms = [jnp.zeros((steps, *zero.shape), zero.dtype) for zero in zeros_of(tapped)]
+        own = [fixed[var] for var in parameters]
+        cuts = jnp.arange(steps) % window == 0 if window < steps else None
+        entering = zeros_over_time(passing, 1 if cuts is None else steps)
+        terms = zeros_over_time(tapped, steps)
         _, pull, (last, values) = jax.vjp(run, own, entering, terms, has_aux=True)
         over_time = zip_dict(names, values)
-        operands = {var: value for var, value in over_time.items() if var not in tapped}
 
+        # An operand may be another product: the recorded values are held constant.
         def products(own: list[Any]) -> list[jax.Array]:
-            now = widened({**fixed, **zip_dict(parameters, own)})
-            return values_over_time(self.map_products, self.program, tapped, now, operands)
+            live = widened({**fixed, **zip_dict(parameters, own)})
+
+            def of_step(now: list[Any]) -> list[Any]:
+                known = {**narrowed(live), **zip_dict(over_time, now)}
+                given = (evaluate(self.program, e.invars, known) for e in self.tapped)
+                return [bind(e, x)[0] for e, x in zip(self.tapped, given, strict=True)]
+
+            return list(self.map_products(of_step, list(over_time.values()))) if tapped else []
 
         def pull_back(cotangents: list[Any]) -> tuple[list[Any], list[Any]]:
             gradients, before, of_taps = pull(cotangents)
@@ -264,6 +299,11 @@ class Loops:
             return jax.tree.map(jnp.add, gradients, of_products), before
 
         return (last, over_time), pull_back
+
+
+def zeros_over_time(variables: Sequence[Var], steps: int) -> list[jax.Array]:
+    """Return zeros like some variables, time first."""
+    return [jnp.zeros((steps, *zero.shape), zero.dtype) for zero in zeros_of(variables)]
 
 
 def _is_kept(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -276,6 +316,7 @@ def find_loops(
     in_loops: Collection[int],
     live: Collection[Var],
     passes: bool,
+    is_cut: bool,
     has_mask: bool,
 ) -> Loops:
     """Return the loops of a step.
@@ -288,10 +329,12 @@ def find_loops(
         Indices of other equations that must run in a loop: branches, random numbers, effects.
     live
         Variables with a derivative.
-    passes, has_mask
-        Whether derivatives pass from step to step, and whether some steps may be masked.
+    passes, is_cut, has_mask
+        Whether derivatives pass from step to step, whether they end at some steps, and whether some
+        steps may be masked.
     """
-    levels, products, registers = _find_levels(step, program, in_loops)
+    held = () if is_cut else find_registers(program, step.carried)
+    levels, products, registers = _find_levels(step, program, in_loops, held)
     count, available, loops = len(program.equations), set(step.slices), list[Loop]()
     for level in sorted({*levels.values(), *registers.values()}):
         nodes = sorted(node for node in levels if levels[node] == level)
@@ -348,11 +391,11 @@ def _find_once(step: StepProgram, program: Program, made: set[Var]) -> tuple[Var
 
 
 def _find_levels(
-    step: StepProgram, program: Program, in_loops: Collection[int]
+    step: StepProgram, program: Program, in_loops: Collection[int], held: Iterable[Register]
 ) -> tuple[dict[int, int], set[Var], dict[Register, int]]:
     """Return the levels of nodes that run in a loop, the hoisted results, and the registers."""
     sources, count = _build_graph(step, program, in_loops), len(program.equations)
-    registers = {count + r.state: r for r in find_registers(program, step.carried)}
+    registers = {count + register.state: register for register in held}
     levels, in_a_loop, hoisted, moved = dict[int, int](), list[int](), set[int](), set[int]()
     for group in components(sources):
         before = {source for node in group for source in sources[node]}

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from .._errors import OptionError
 from .._graph.graph import ETraceGraph
-from .._graph.method import Chunk, Records, Signal, TraceMethod, Traces, Weights
+from .._graph.method import Chunk, Records, TraceMethod, Traces, Weights
 from .._jax import Var
 from .._jax_kernels import without_derivative, zeros_mapped_like
 from .._typing import PyTree
@@ -99,18 +98,6 @@ def _refuse(primals: Any, tangents: Any) -> Any:
 _given: Any = jax.custom_jvp(lambda value: value)
 """An argument of a step, which has no gradient under full-Jacobian rules."""
 _given.defjvp(_refuse)
-
-
-def window_signals(graph: ETraceGraph, before: Signal, length: int) -> Signal:
-    """Return the signals of a window's steps, from those of its first for the states before it."""
-
-    def all_zero(steps: int, like: Any) -> jax.Array:
-        return jnp.zeros((steps, *like.shape), like.dtype)
-
-    signal = {name: all_zero(length, probe) for name, probe in probe_shapes(graph).items()}
-    for name, of_first in before.items():
-        signal[name] = jnp.concatenate([of_first, all_zero(length - 1, of_first[0])])
-    return signal
 
 
 def before_window(graph: ETraceGraph, inputs: Inputs, probes: Probes) -> Inputs:

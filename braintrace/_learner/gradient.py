@@ -27,7 +27,7 @@ from .._core.over_time import SourceValues, scan_over_time, zero_sum
 from .._core.own_step import Inputs, operand_shapes, probed_step, residuals
 from .._core.sites import Probes
 from .._core.traces import as_arrays, examples, is_zero, ordering_token
-from .._core.windows import window_signals, window_step
+from .._core.windows import window_step
 from .._errors import OptionError
 from .._from_function import gradients_for
 from .._graph.method import Adjoints, Chunk, Records, Traces, Weights
@@ -114,7 +114,9 @@ class SequenceGradient(Program):
         if graph.held_paths:
             _check_fixed_weights(learner, self.written, flags is not None)
         fixed = Fixed([state.value for state in step.states], *constants)
-        asked = self._has_mask, self._passes, self._linear is not None
+        # Full-Jacobian rules read their traces before each window: it is a chunk of its own.
+        window = (0 if graph.passes_weights else self._window) if self._passes else None
+        asked = self._has_mask, window, self._linear is not None
         self._runner = chunk_runner(step, self._values(fixed), slices, *asked)
         written = step.written_of(fixed.values)
         sizes = self._runner.count_bytes(), sum(leaf.nbytes for leaf in jax.tree.leaves(written))
@@ -360,24 +362,9 @@ class SequenceGradient(Program):
         (written, (outside, of_operands), traces), weights = carry, fixed.weights
         values, steps = self._values(fixed), steps_of(chunk)
 
-        def of_length(length: int) -> Any:
-            def run(start: Any, part: Part) -> Any:
-                result = self._runner.run(values, start, part)
-                signal = self._signal(fixed, start[0], result.signal)
-                if length < steps:
-                    signal = window_signals(self._graph, signal, length)
-                over_time = (result.loss, result.aux), result.residuals, signal
-                return (result.written, result.gradients), over_time
-
-            return run
-
-        # The last window may be shorter.
-        is_cut = self._window is not None and not self._graph.passes_weights
-        length = min(steps, self._window or steps) if is_cut else steps
-        (written, outside), (results, over_time, signal) = chunks.over_blocks(
-            of_length, (written, outside), chunk, steps, length
-        )
-        residuals = self._runner.residuals(values, over_time, steps)
+        result = self._runner.run(values, (written, outside), chunk)
+        signal = self._signal(fixed, written, result.signal)
+        residuals = self._runner.residuals(values, result.residuals, steps)
         recorded = Chunk(self._graph, weights, self._records(residuals))
         after: Any = None
         if not self._evolves:
@@ -386,10 +373,10 @@ class SequenceGradient(Program):
             found, later = chunk_gradient(self._method, recorded, signal, traces, after)
             after = later if after is None else after
             of_operands = jax.tree.map(jnp.add, of_operands, found)
-        gradients = outside, of_operands
+        gradients = result.gradients, of_operands
         if after is None:
             after = Deferred((weights, residuals, ordering_token(gradients)), traces)
-        return (written, gradients, after), results
+        return (result.written, gradients, after), (result.loss, result.aux)
 
     def _run_part(
         self, fixed: Fixed, start: tuple[PyTree, list[PyTree]], part: Part
@@ -425,10 +412,10 @@ class SequenceGradient(Program):
         return ((result.gradients, of_operands), before), (result.loss, result.aux)
 
     def _signal(self, fixed: Fixed, written: list[PyTree], derivatives: list[jax.Array]) -> Probes:
-        """Return the learning signals of a chunk or of a window, time first.
+        """Return the learning signals of a chunk, time first.
 
-        If derivatives pass from step to step, only the first step has a signal: for the States
-        before it, which are ``written``.
+        If derivatives pass from step to step, they are those for the States before the first step
+        of each window. ``written`` are the States before the chunk.
         """
         if not self._passes:
             return self._runner.signal_of(self._probes or {}, derivatives)
@@ -441,7 +428,7 @@ class SequenceGradient(Program):
             return self._runner.loops.passing(jax.tree.leaves(new))
 
         _, pull = jax.vjp(moved, examples(sites.probes_of_past(self._graph)))
-        return as_chunk(pull(derivatives)[0])
+        return dict(jax.vmap(pull)(derivatives)[0])
 
     def _records(self, residuals: SourceValues) -> Records:
         records: Records = self._runner.records(residuals)

@@ -190,6 +190,11 @@ def watched(h, gain):
     return h * gain
 
 
+def chained(h, gain):
+    """A product is the operand of another."""
+    return h + h @ jnp.diag(gain) @ jnp.diag(gain)
+
+
 class Gated:
     """A layer whose gain acts in some operation of JAX."""
 
@@ -209,9 +214,10 @@ class Gated:
 
 
 @pytest.mark.parametrize(
-    ("gate", "rule"), [(branch, "d_rtrl"), (loop, "rtrl"), (watched, "d_rtrl")]
+    ("gate", "rule"),
+    [(branch, "d_rtrl"), (loop, "rtrl"), (watched, "d_rtrl"), (chained, "d_rtrl")],
 )
-def test_a_window_passes_operations_of_which_a_result_is_unused(gate, rule):
+def test_a_window_passes_operations_of_any_kind(gate, rule):
     model = Gated(gate)
     module = Module(model, Marked(), np.float64)
     learner = quietly_compiled(module, rule, XS[0], batch_size=BATCH)
