@@ -168,6 +168,9 @@ class SequenceRow:
         Size of the residuals of one chunk.
     budget
         Largest size allowed for them; ``None`` with a given ``chunk_size``, or for a window.
+    checkpointed_bytes
+        About how much backpropagation through time in ``sqrt(steps)`` checkpoints holds: the rival
+        of a claim about memory.
     """
 
     method: str
@@ -177,6 +180,7 @@ class SequenceRow:
     chunks: int
     record_bytes: int
     budget: int | None
+    checkpointed_bytes: int
 
     @property
     def cells(self) -> list[str]:
@@ -270,5 +274,6 @@ class Report(Printed):
             yield f"Sharded over {self.mesh}"
         if self.sequences:
             heads = ["call", "traces before", "steps", "of a chunk", "chunks", "bytes", "budget"]
+            heads.append("BPTT in checkpoints")
             rows = [row.cells for row in self.sequences]
-            yield Table("Sequences so far", heads, rows, numbers=range(2, 7))
+            yield Table("Sequences so far", heads, rows, numbers=range(2, 8))

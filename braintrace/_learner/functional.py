@@ -22,6 +22,7 @@ from .._core.traces import pack, unpack
 from .._errors import OptionError
 from .._graph.method import Traces
 from .._graph.report import SequenceRow
+from .._graph.traced_model import checkpointed_bytes
 from .._jax import own_copy
 from .._jax_kernels import for_devices
 from .._typing import PyTree
@@ -165,7 +166,8 @@ def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
             method, own = key[-1]
             if own is graph:
                 lengths = steps, from_zero, cut.length, cut.count
-                yield SequenceRow(method, *lengths, cut.record_bytes, cut.budget)
+                rival = checkpointed_bytes(graph.traced.unfiltered or graph.traced, steps)
+                yield SequenceRow(method, *lengths, cut.record_bytes, cut.budget, rival)
 
 
 # --- on a state
