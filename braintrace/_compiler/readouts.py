@@ -186,8 +186,10 @@ class _Finder:
         """Test whether all elements of an array are equal."""
         while (made := self._program.maker(atom)) is not None and made.primitive.name in _MOVES:
             atom = made.invars[0]
+        if atom.aval.size == 1:
+            return True
         value = self._analysis.constants.value(atom)
-        return atom.aval.size == 1 if value is None else bool(np.all(value == value.ravel()[:1]))
+        return value is not None and bool(np.all(value == value.ravel()[:1]))
 
 
 def _is_product(equation: Equation, data: Sequence[int]) -> bool:
