@@ -13,15 +13,21 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .._etrace_op.registry import MarkedRole, role
+from .._etrace_op.registry import MarkedRole, is_marked, role
+from .._graph.hidden_group import Ids
 from .._graph.traced_model import StateKind, StateLeaf, TracedModel
-from .._jax import Atom, Equation, Var
-from .._jaxpr.dataflow import BindingTime, binding_times, flows_from
+from .._jax import OWN_BACKWARD, Atom, Equation, Var
+from .._jaxpr.dataflow import (
+    BindingTime,
+    Question,
+    binding_times,
+    flows_from,
+    flows_of_results,
+)
 from .._jaxpr.evaluate import Constants
-from .._jaxpr.lattices import TOP, Flow, Labels, everything, joined, spread
+from .._jaxpr.lattices import TOP, Flow, Labels, Lattice, everything, joined, spread
 from .._jaxpr.program import Program, carries_derivative
-from .._jaxpr.vjp import flows_back, nonlinear_operands
-from .back_through import SOURCES, Ids, numbered
+from .._jaxpr.vjp import flows_back, nonlinear_operands, vjp_of
 
 
 class Analysis:
@@ -60,10 +66,6 @@ class Analysis:
     def opaque(self) -> frozenset[Var]:
         """The outputs of the ETP operations that end a walk."""
         return self.program.made_by(i for i, what in self.roles.items() if what == "opaque")
-
-    def inputs_among(self, variables: Collection[Var]) -> list[Var]:
-        """Return the inputs of the program among some variables, in order."""
-        return [var for var in self.program.in_vars if var in variables]
 
     def elements_of(self, start: Var) -> Mapping[Var, Ids]:
         """Return the one element of ``start`` that each element of a variable depends on.
@@ -186,3 +188,67 @@ def states_as_outputs(traced: TracedModel, analysis: Analysis) -> tuple[StateLea
         for leaf in traced.leaves
         if leaf.kind == "hidden" and leaf.in_var not in read and leaf.out_var in ancestors
     )
+
+
+# --- elements
+
+
+def couples(constants: Constants, equation: Equation, operand: int) -> bool:
+    """Test whether an element of the results depends on several of an operand."""
+    flows = reached_elements(constants, equation, operand)
+    return any(flow is not None and bool(np.any(flow == TOP)) for flow in flows)
+
+
+def reached_elements(constants: Constants, equation: Equation, operand: int) -> Sequence[Flow]:
+    """Return the element of an operand that each element of the results depends on."""
+    operands: list[Flow] = [None] * len(equation.invars)
+    operands[operand] = numbered(equation.invars[operand])
+    return flows_of_results(SOURCES, constants, equation, operands)
+
+
+def numbered(var: Var) -> Ids:
+    """Return a number for every element of a variable."""
+    return np.arange(var.aval.size, dtype=np.int32).reshape(var.aval.shape)
+
+
+def through_derivative(
+    lattice: Lattice, equation: Equation, operands: Sequence[Flow]
+) -> list[Flow]:
+    """Return the flows of results along the derivative of an equation.
+
+    A function with a custom derivative need not depend on its operands as its body does. A
+    surrogate gradient may pass a derivative where the value passes none, and a custom rule may
+    couple elements that the value does not couple.
+    """
+    return [_of_output(lattice, equation, operands, k) for k in range(len(equation.outvars))]
+
+
+def _of_output(lattice: Lattice, equation: Equation, operands: Sequence[Flow], output: int) -> Flow:
+    var = equation.outvars[output]
+    cotangents: list[Flow] = [None] * len(equation.outvars)
+    cotangents[output] = numbered(var)
+    reached = vjp_of(equation).flows(Labels(), None, equation.invars, cotangents)
+    results: list[Flow] = []
+    for operand, flow in enumerate(operands):
+        targets = None if reached is None else reached[operand]
+        if flow is None or (targets is None and reached is not None):
+            continue
+        if targets is None or np.any(targets == TOP):
+            one = everything(lattice, [flow])
+            results.append(one if one is None else spread(lattice, one, var.aval.shape))
+        else:
+            results.append(lattice.put(lattice.empty(var.aval.shape), targets, flow))
+    return joined(lattice, results)
+
+
+def _special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
+    """Follow custom forward derivatives; end at custom VJPs and at ETP operations."""
+    if equation.primitive.name == "custom_jvp_call":
+        return through_derivative(Labels(), equation, operands)
+    if equation.primitive.name in OWN_BACKWARD or is_marked(equation):
+        return [np.full(var.aval.shape, TOP, np.int32) for var in equation.outvars]
+    return None
+
+
+SOURCES = Question(Labels(), derivatives=True, special=_special)
+"""The element that each element depends on, by the derivatives of ordinary operations."""

@@ -49,7 +49,7 @@ from .._jaxpr.lattices import BOTTOM, TOP
 from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
 from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import path_name
-from .back_through import reached_elements
+from .analysis import reached_elements
 from .hidden_states import written
 
 
@@ -315,25 +315,17 @@ def with_loops_unrolled(traced: TracedModel, unroll_limit: int) -> TracedModel:
     its steps are equations of the program (for example, small time steps of a cable with coupled
     compartments). Only the coupling is then truncated, and the path of each unit to itself is kept.
     """
-    program = traced.program
-    scans = [
-        index
-        for index, equation in enumerate(program.equations)
-        if equation.primitive.name == "scan" and equation.params["length"] <= unroll_limit
-    ]
-    if not scans:
-        return traced
-    constants, followed = Constants(program), on_gradient_paths(traced)
+    program, constants = traced.program, Constants(traced.program)
     loops = [
         index
-        for index in scans
-        if not followed.isdisjoint(program.equations[index].outvars)
-        and not _keeps_elements_apart(constants, program.equations[index])
+        for index in program.making(on_gradient_paths(traced))
+        if (equation := program.equations[index]).primitive.name == "scan"
+        and equation.params["length"] <= unroll_limit
+        and not _keeps_elements_apart(constants, equation)
     ]
-    if not loops:
-        return traced
     unroll = functools.partial(unrolled, rule=spell_out_broadcasts)
-    return with_program(traced, by_rules(program, dict.fromkeys(loops, unroll)))
+    rules = dict.fromkeys(loops, unroll)
+    return with_program(traced, by_rules(program, rules)) if rules else traced
 
 
 def _keeps_elements_apart(constants: Constants, equation: Equation) -> bool:

@@ -5,13 +5,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from .._graph.hidden_group import Cut, HiddenGroup, HiddenParamOpRelation
+from .._graph.hidden_group import Cut, HiddenGroup, HiddenParamOpRelation, Ids
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var, is_var
 from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.program import components
 from .analysis import Analysis
-from .back_through import Ids
 from .hidden_states import HiddenArray, delay_lines
 from .units import Units
 from .walk import Walk, walk_back

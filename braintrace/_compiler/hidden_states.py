@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import numpy as np
 
+from .._graph.hidden_group import Ids
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Equation, Var
 from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.primitives import IN_ORDER, moved_operands
 from .._jaxpr.program import carries_derivative
 from .analysis import Analysis
-from .back_through import Ids
 from .units import Units, moved_from
 
 

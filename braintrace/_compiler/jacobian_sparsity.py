@@ -23,9 +23,8 @@ from .._jaxpr.evaluate import Constants, evaluate, inlined
 from .._jaxpr.lattices import Flow, Sets, filled, joined, spread
 from .._jaxpr.primitives import IN_ORDER, PLAIN_MOVES
 from .._jaxpr.program import program_of
-from .analysis import Analysis
-from .back_through import through_derivative
-from .sample_axes import new_vars
+from .analysis import Analysis, through_derivative
+from .flat_state import new_vars
 
 Masks: TypeAlias = dict[Var, np.ndarray]
 """Flags of the elements of variables that are not zero in every step."""

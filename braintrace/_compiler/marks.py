@@ -45,8 +45,7 @@ from .._jaxpr.evaluate import Constants, Rule, evaluate, evaluate_all, inlined
 from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
 from .._jaxpr.program import CONSTANT, Program, carries_derivative, program_of
 from .._typing import Path, path_name
-from .analysis import time_of
-from .back_through import couples
+from .analysis import couples, time_of
 from .canonicalize import by_rules, selected, unrolled, with_program
 
 Use: TypeAlias = tuple[int, tuple[int, ...]]

@@ -5,23 +5,22 @@ The units of all elements form an array ``(fan-out, *y.shape)``; see `InfluenceM
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from .._etrace_op.registry import ETP_PRIMITIVE_SPECS
 from .._graph.hidden_group import NO_OUTPUT, HiddenGroup, HiddenParamOpRelation, InfluenceMap, Tap
-from .._graph.traced_model import StateLeaf, TracedModel
-from .._jax import Atom, Var, source_line
+from .._graph.traced_model import TracedModel
+from .._jax import Var, source_line
 from .._jaxpr.dataflow import BindingTime
 from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.program import reached
 from .._typing import path_name
-from .analysis import Analysis, time_of_leaf
-from .back_through import BROADCAST, numbered
+from .analysis import Analysis, numbered, time_of_leaf
 from .hidden_groups import GroupedStep
-from .walk import Walk
+from .walk import BROADCAST, Walk
 
 
 def marked_operations(traced: TracedModel, analysis: Analysis) -> list[HiddenParamOpRelation]:
@@ -41,15 +40,19 @@ def marked_operations(traced: TracedModel, analysis: Analysis) -> list[HiddenPar
             continue
         positions = spec.resolve_trainable_invars(equation.params)
         operands = {name: equation.invars[position] for name, position in positions.items()}
-        parameters = {name: _parameters(analysis, atom, by_var) for name, atom in operands.items()}
+        behind = {name: program.ancestors([atom]) for name, atom in operands.items()}
+        parameters = {
+            name: [leaf for leaf in traced.parameters if leaf.in_var in own]
+            for name, own in behind.items()
+        }
         leaves = [leaf for own in parameters.values() for leaf in own]
         if not leaves:
             continue
-        times = {
-            var: time_of_leaf(by_var.get(var)) for var in _inputs_of(analysis, operands.values())
-        }
+        read = program.depends_on(operands.values())
+        times = {var: time_of_leaf(by_var.get(var)) for var in program.in_vars if var in read}
         held = (by_var[var].path for var, time in times.items() if time is BindingTime.CONSTANT)
-        data = (var for var, time in times.items() if time is BindingTime.DATA)
+        data = (by_var.get(var) for var, time in times.items() if time is BindingTime.DATA)
+        names = (leaf.name if leaf else "an argument of `update`" for leaf in data)
         paths = tuple(dict.fromkeys(leaf.path for leaf in leaves))
         name = f"{primitive.name.removeprefix('etp_')}{len(operations)}"
         operations.append(
@@ -66,31 +69,11 @@ def marked_operations(traced: TracedModel, analysis: Analysis) -> list[HiddenPar
                 trainable_leaves={key: own[0].leaf for key, own in parameters.items() if own},
                 parameter_paths=paths,
                 held_paths=tuple(dict.fromkeys(held)),
-                non_parameters=tuple(_name(var, by_var) for var in data),
+                non_parameters=tuple(names),
                 source=source_line(equation),
             )
         )
     return operations
-
-
-def _inputs_of(analysis: Analysis, operands: Iterable[Atom]) -> list[Var]:
-    """Return the inputs that operands depend on, one operand after the other."""
-    ancestors = (analysis.program.depends_on([operand]) for operand in operands)
-    return list(
-        dict.fromkeys(var for of_operand in ancestors for var in analysis.inputs_among(of_operand))
-    )
-
-
-def _parameters(
-    analysis: Analysis, operand: Atom, by_var: Mapping[Var, StateLeaf]
-) -> list[StateLeaf]:
-    inputs = analysis.inputs_among(analysis.program.ancestors([operand]))
-    leaves = (by_var[var] for var in inputs if var in by_var)
-    return [leaf for leaf in leaves if leaf.kind == "parameter"]
-
-
-def _name(var: Var, by_var: Mapping[Var, StateLeaf]) -> str:
-    return by_var[var].name if var in by_var else "an argument of `update`"
 
 
 def find_relations(step: GroupedStep) -> list[HiddenParamOpRelation]:

@@ -22,15 +22,15 @@ from typing import Any, Literal
 import numpy as np
 
 from .._etrace_op.registry import ETP_PRIMITIVE_SPECS, role
+from .._graph.hidden_group import Ids
 from .._graph.traced_model import StateLeaf
 from .._jax import OWN_DERIVATIVE, Equation, Var, is_var
 from .._jaxpr.dataflow import Question, flows_from, flows_of_results
 from .._jaxpr.lattices import BOTTOM, TOP, Flow, Labels, joined
 from .._jaxpr.primitives import PRODUCTS, chosen_axes, columns_of, moved_operands, sources_of
 from .._jaxpr.program import carries_derivative
-from .analysis import Analysis
-from .back_through import Ids, is_write, numbered
-from .walk import Walk, walk_back
+from .analysis import Analysis, numbered
+from .walk import Walk, is_write, walk_back
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

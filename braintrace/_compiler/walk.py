@@ -1,9 +1,11 @@
 """Backward walk from a hidden state: the elements that reach each of its units.
 
 A walk starts at the new value of one hidden state. It carries the unit ids of the elements backward
-through the equations (see `back_through`), to the outputs of ETP operations and to the old hidden
-states. If an operand reaches the state through coupled elements, this one use of the operand is a
-*cut*: in the transition ``D`` and in ``Df`` its value is held constant.
+through the equations, to the outputs of ETP operations and to the old hidden states. Ids contain
+the unit that each element reaches, or a code: `BOTTOM`, `TOP` (several units, by different uses of
+a variable) or `BROADCAST` (several units, by a broadcast). If an operand reaches the state through
+coupled elements, this one use of the operand is a *cut*: in the transition ``D`` and in ``Df`` its
+value is held constant.
 
 An element of an old state that moves to another unit is coupling as well. The *origin* of a
 variable's elements detects it: the unit that they depend on, as the labels of `Units` say.
@@ -16,12 +18,19 @@ from typing import TypeAlias
 
 import numpy as np
 
-from .._graph.hidden_group import Cut
-from .._jax import Var
-from .._jaxpr.lattices import BOTTOM, merge
+from .._graph.hidden_group import Cut, Ids
+from .._jax import Equation, Var
+from .._jaxpr.evaluate import Constants
+from .._jaxpr.lattices import BOTTOM, TOP, Flow, Labels, merge
+from .._jaxpr.primitives import ELEMENTWISE
 from .._jaxpr.program import carries_derivative
-from .analysis import Analysis
-from .back_through import BROADCAST, CUT, Contribution, Ids, back_through
+from .._jaxpr.vjp import flows_back
+from .analysis import Analysis, couples
+
+BROADCAST = -3  # several units, by a broadcast
+
+_LABEL_OF_BROADCAST, _LABEL_OF_TOP = np.iinfo(np.int32).max - 1, np.iinfo(np.int32).max - 2
+"""The codes `BROADCAST` and `TOP` as labels, while they flow."""
 
 _ELSEWHERE, _ANY = -9, -10
 """The origin of old states that have no element in the walk's units, and an unknown origin."""
@@ -76,25 +85,19 @@ class Walk:
         if role == "opaque":
             self.weights_met.append(index)
             return
-        received: Sequence[Contribution]
-        if role == "transparent":
-            received = [out_ids[0], *[None] * (len(equation.invars) - 1)]
-        else:
+        received, cut = [out_ids[0], *[None] * (len(equation.invars) - 1)], list[int]()
+        if role != "transparent":
             constants = self.analysis.constants
-            received = back_through(constants, equation, out_ids, self.writes_anywhere)
-        contributions = [
-            contribution if carries_derivative(atom) else None
-            for atom, contribution in zip(equation.invars, received, strict=True)
-        ]
-        if _begins_fan_out(contributions, out_ids):
+            received, cut = back_through(constants, equation, out_ids, self.writes_anywhere)
+        pairs = [*zip(equation.invars, received, strict=True)]
+        own = [ids if carries_derivative(atom) else None for atom, ids in pairs]
+        if _begins_fan_out(own, out_ids):
             self.roots.extend(equation.outvars)
-        for operand, (atom, contribution) in enumerate(
-            zip(equation.invars, contributions, strict=True)
-        ):
-            if contribution is CUT:
-                self.cuts.add(Cut(index, operand))
-            elif isinstance(contribution, np.ndarray) and np.any(contribution != BOTTOM):
-                self.received.setdefault(atom, []).append((Cut(index, operand), contribution))
+        for operand, (atom, ids) in enumerate(zip(equation.invars, own, strict=True)):
+            if ids is not None and np.any(ids != BOTTOM):
+                self.received.setdefault(atom, []).append((Cut(index, operand), ids))
+        moving = (operand for operand in cut if carries_derivative(equation.invars[operand]))
+        self.cuts.update(Cut(index, operand) for operand in moving)
 
     def settle(self, var: Var) -> None:
         """Determine the ids of a variable when all its uses are known."""
@@ -166,10 +169,13 @@ def walk_back(
     return walk
 
 
-def _begins_fan_out(contributions: Sequence[Contribution], out_ids: Sequence[Ids | None]) -> bool:
-    made = [c for c in contributions if not any(c is ids for ids in out_ids)]
-    after = any(isinstance(c, np.ndarray) and np.any(c == BROADCAST) for c in made)
-    return after and not any(ids is not None and np.any(ids == BROADCAST) for ids in out_ids)
+def _begins_fan_out(received: Sequence[Ids | None], out_ids: Sequence[Ids | None]) -> bool:
+    made = [ids for ids in received if not any(ids is own for own in out_ids)]
+    return _has_broadcast(made) and not _has_broadcast(out_ids)
+
+
+def _has_broadcast(every: Sequence[Ids | None]) -> bool:
+    return any(ids is not None and bool(np.any(ids == BROADCAST)) for ids in every)
 
 
 def _in_order(uses: list[_Use]) -> tuple[list[_Use], list[_Use]]:
@@ -190,3 +196,74 @@ def _parted(uses: Sequence[_Use], expected: Ids | None) -> tuple[list[_Use], lis
 
 def _merged(uses: Sequence[_Use]) -> Ids:
     return functools.reduce(merge, (ids for _, ids in uses))
+
+
+# --- one equation
+
+
+def back_through(
+    constants: Constants,
+    equation: Equation,
+    out_ids: Sequence[Ids | None],
+    writes_anywhere: bool = False,
+) -> tuple[list[Ids | None], list[int]]:
+    """Return the ids of every operand of an equation, given those of its results, and its cuts.
+
+    If an element of an operand reaches several units, the forward direction decides between two
+    cases. It is a broadcast if each element of the results depends on one element of this operand
+    and on no other operand. Otherwise the operand is cut: the equation couples elements, or
+    combines them with another operand. With ``writes_anywhere``, what is written at an index that
+    data choose, into any slot of a ring buffer, is a broadcast.
+    """
+    labels, every = [*map(_as_labels, out_ids)], range(len(equation.invars))
+    flows = flows_back(Labels(), constants, equation, labels)
+    if flows is None:  # the dependence of elements is unknown
+        return [None] * len(every), [*every]
+    if equation.primitive.name in ELEMENTWISE:
+        same = zip(labels, out_ids, strict=True)
+        unchanged = {id(flow): ids for flow, ids in same if flow is not None}
+        return [unchanged[id(f)] if id(f) in unchanged else _as_ids(f) for f in flows], []
+    is_alone = (writes_anywhere and is_write(equation)) or sum(
+        flow is not None for flow in flows
+    ) == 1
+    cut = [i for i in every if _is_cut(constants, equation, i, flows[i], is_alone)]
+    return [None if i in cut else _as_ids(flows[i]) for i in every], cut
+
+
+def is_write(equation: Equation) -> bool:
+    """Test whether an equation writes values to places of its first operand."""
+    return bool(equation.primitive.name.startswith(("scatter", "dynamic_update_slice")))
+
+
+def _as_labels(ids: Ids | None) -> Flow:
+    if ids is None or _lowest(ids) == BOTTOM:
+        return ids
+    labels = np.where(ids == BROADCAST, _LABEL_OF_BROADCAST, ids)
+    return np.where(ids == TOP, _LABEL_OF_TOP, labels).astype(np.int32)
+
+
+def _as_ids(labels: Flow) -> Ids | None:
+    """Convert labels to ids; several labels that are not cut are a broadcast."""
+    if labels is None or (_lowest(labels) != TOP and _highest(labels) < _LABEL_OF_TOP):
+        return labels
+    ids = np.where((labels == TOP) | (labels == _LABEL_OF_BROADCAST), BROADCAST, labels)
+    return np.where(labels == _LABEL_OF_TOP, TOP, ids).astype(np.int32)
+
+
+def _is_cut(
+    constants: Constants, equation: Equation, operand: int, flow: Flow, is_alone: bool
+) -> bool:
+    if flow is None:
+        return False
+    is_mixed = _lowest(flow) == TOP
+    if not is_mixed and _highest(flow) != _LABEL_OF_BROADCAST:
+        return False
+    return (is_mixed and not is_alone) or couples(constants, equation, operand)
+
+
+def _lowest(labels: np.ndarray) -> int:
+    return int(np.min(labels, initial=BOTTOM))
+
+
+def _highest(labels: np.ndarray) -> int:
+    return int(np.max(labels, initial=BOTTOM))
