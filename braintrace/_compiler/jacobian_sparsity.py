@@ -16,14 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._graph.flat_state import FlatState, Structure
-from .._graph.traced_model import TracedModel
+from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import OWN_DERIVATIVE, Equation, Var, bind, is_var, trace_to_jaxpr
-from .._jaxpr.dataflow import Question, flows_of_outputs
+from .._jaxpr.dataflow import Question, flows_from
 from .._jaxpr.evaluate import Constants, evaluate, inlined
 from .._jaxpr.lattices import Flow, Sets, filled, joined, spread
 from .._jaxpr.primitives import IN_ORDER, PLAIN_MOVES
 from .._jaxpr.program import program_of
 from .analysis import Analysis, through_derivative
+from .batch import laid_out
 from .flat_state import new_vars
 
 Masks: TypeAlias = dict[Var, np.ndarray]
@@ -38,33 +39,29 @@ def structure_of(traced: TracedModel, analysis: Analysis, flat: FlatState) -> St
     constants = _plain_step(analysis, flat)
     masks = _masks_of(constants)
     axes = zip(flat.leaves, flat.axes, strict=True)
-    firsts = [_of_first_sample(leaf.shape, axis) for leaf, axis in axes]
+    samples = (laid_out(leaf.shape, axis, flat.samples) for leaf, axis in axes)
+    firsts = [np.flatnonzero(own == 0) for own in samples]
     largest = max((v.aval.size for e in constants.program.equations for v in e.outvars), default=1)
+    inputs = dict(zip(analysis.program.in_vars, constants.program.in_vars, strict=True))
 
-    def reached_from(place: int, elements: np.ndarray) -> np.ndarray:
+    def reached_from(leaf: StateLeaf, elements: np.ndarray) -> np.ndarray:
         parts = np.array_split(elements, -(-elements.size * largest // MOST_FLAGS))
-        every = [_dependence(constants, masks, place, part) for part in parts if part.size]
+        var = inputs[leaf.in_var]
+        every = [_dependence(constants, masks, var, part) for part in parts if part.size]
         of_first = [
             np.concatenate([rows[first] for rows, first in zip(part, firsts, strict=True)])
             for part in every
         ]
         return np.concatenate(of_first, axis=1)
 
-    places = {var: place for place, var in enumerate(analysis.program.in_vars)}
     old = zip(flat.leaves, firsts, strict=True)
-    transition = [reached_from(places[leaf.in_var], first) for leaf, first in old]
+    transition = [reached_from(leaf, first) for leaf, first in old]
     of_parameters = {
-        leaf.name: reached_from(places[leaf.in_var], np.arange(leaf.in_var.aval.size))
+        leaf.name: reached_from(leaf, np.arange(leaf.in_var.aval.size))
         for leaf in traced.parameters
         if leaf.name in flat.reached
     }
     return Structure(np.concatenate(transition, axis=1), of_parameters)
-
-
-def _of_first_sample(shape: Sequence[int], axis: int | None) -> np.ndarray:
-    """Return the elements of the first sample, flattened, in the order of a sample."""
-    elements = np.arange(int(np.prod(shape))).reshape(shape)
-    return (elements if axis is None else elements.take(0, axis)).ravel()
 
 
 def _plain_step(analysis: Analysis, flat: FlatState) -> Constants:
@@ -85,24 +82,23 @@ def _run_plainly(equation: Equation, operands: list[Any]) -> list[Any]:
 
 
 def _dependence(
-    constants: Constants, masks: Masks, place: int, elements: np.ndarray
+    constants: Constants, masks: Masks, start: Var, elements: np.ndarray
 ) -> list[np.ndarray]:
     """Return the dependence of each output's elements on some elements of one input."""
-    in_vars, out_atoms = constants.program.in_vars, constants.program.out_atoms
-    lattice, aval = Sets(len(elements)), in_vars[place].aval
+    lattice, aval = Sets(len(elements)), start.aval
     numbered = np.zeros((aval.size, len(elements)), bool)
     numbered[elements, np.arange(len(elements))] = True
-    starts: list[Flow] = [None] * len(in_vars)
-    starts[place] = numbered.reshape(*aval.shape, -1)
 
     def special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
         if equation.primitive.name in OWN_DERIVATIVE:
             return through_derivative(lattice, equation, operands)
         return _through_mask(lattice, masks, equation, operands)
 
-    flows = flows_of_outputs(Question(lattice, True, special), constants, starts)
-    outputs = zip(flows, out_atoms, strict=True)
-    return [filled(lattice, f, a.aval.shape).reshape(-1, len(elements)) for f, a in outputs]
+    starts = {start: numbered.reshape(*aval.shape, -1)}
+    flows: Any = flows_from(Question(lattice, True, special), constants, starts)
+    atoms = constants.program.out_atoms
+    outputs = (filled(lattice, flows.get(a) if is_var(a) else None, a.aval.shape) for a in atoms)
+    return [flow.reshape(-1, len(elements)) for flow in outputs]
 
 
 def _masks_of(constants: Constants) -> Masks:
