@@ -8,7 +8,7 @@ The memory of the network is a layer of leaky units, each with a decay of its ow
 Units do not read one another, so D-RTRL is exact for it. The baseline is the rule `immediate`,
 which differentiates one step: it can read the memory, and cannot learn what to keep.
 
-    pip install -e ".[examples,frameworks]"
+    pip install -e ".[examples]" flax equinox
     python docs/examples/agent_in_flax.py    13 seconds of processor time
     python docs/examples/agent_in_flax.py --framework equinox
 """
