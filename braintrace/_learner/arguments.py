@@ -269,25 +269,36 @@ def check_flags(name: str, value: Any, batch: Batch, steps: int | None = None) -
 BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 
 
-class Kept(tuple[Any, ...]):
-    """Objects whose `id` is in a key: with a reference, it stays unique. It is in no comparison."""
+class FunctionKey(NamedTuple):
+    """The cache key of a function.
 
-    def __eq__(self, other: object) -> bool:
-        return True
+    Attributes
+    ----------
+    parts
+        The key.
+    held
+        Objects whose `id` is in it: with a reference, it stays unique.
+    reads_tracers
+        Whether the function reads tracers, which nothing may keep.
+    """
 
-    def __hash__(self) -> int:
-        return 0
+    parts: tuple[Hashable, ...]
+    held: list[Any]
+    reads_tracers: bool
 
 
-def key_of(function: Callable[..., Any]) -> tuple[tuple[Hashable, ...], bool]:
-    """Return the cache key of a function, and whether it reads tracers, which nothing may keep.
+PARTS_OF_KEY, READS_TRACERS = operator.itemgetter(0), operator.itemgetter(2)
+
+
+def key_of(function: Callable[..., Any]) -> FunctionKey:
+    """Return the cache key of a function.
 
     A function is traced once, as by ``jax.jit``. A lambda that is written in a call is another
     object every time, with the same code: its key consists of its code, of the values that it holds
     (defaults, closed-over values, the object of a method), and of the objects that the global names
     in its code are bound to, which a notebook cell may bind again. Numbers, strings and flags are
     compared by value, tracers of an enclosing transformation by shape and dtype, and all other
-    objects by identity. A key keeps its objects alive.
+    objects by identity.
     """
     key: list[Hashable] = []
     kept: list[Any] = []
@@ -313,7 +324,7 @@ def key_of(function: Callable[..., Any]) -> tuple[tuple[Hashable, ...], bool]:
         else:
             kept.append(value)
             key.append(id(value))
-    return (*key, Kept(kept)), reads_tracers
+    return FunctionKey(tuple(key), kept, reads_tracers)
 
 
 CONTAINERS = (types.FunctionType, types.MethodType, functools.partial, tuple)

@@ -1,16 +1,13 @@
-"""A learner as pure functions of its state, and the shell that runs them on States.
+"""A learner as pure functions of its state, which run under JAX's transformations.
 
-Both find the program of a call, read once, run it, and write once. Functions of a `LearnerState`
-run under JAX's transformations. Traces are packed only inside (see `_core/traces.py`).
+Traces are packed only inside (see `_core/traces.py`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
-import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -21,156 +18,16 @@ from .. import _brainstate
 from .._core.traces import pack, unpack
 from .._errors import OptionError
 from .._graph.method import Traces
-from .._graph.report import SequenceRow
-from .._graph.traced_model import checkpointed_bytes
-from .._jax import own_copy
-from .._jax_kernels import for_devices
 from .._typing import PyTree
-from . import arguments as own_arguments
-from .arguments import Options
+from .arguments import Options, check_flags
 from .base import BaseLearner
-from .gradient import SequenceGradient
-from .online import OnlineLearning
-from .program import Arguments, Call, Prediction, Program
+from .calls import find_call, find_program
+from .program import Arguments, Program
 from .state import LearnerState, Places, states_in
 from .traces import Form, Zero, is_settled, settled
 
-METHODS: dict[str, Callable[[BaseLearner, Options, Arguments], Program]] = {
-    "etrace_grad": SequenceGradient,
-    "etrace_online": OnlineLearning,
-    "etrace_evolve": functools.partial(SequenceGradient, evolves=True),
-    "predict": Prediction,
-}
 Outcome: TypeAlias = tuple[LearnerState, PyTree]
 """The new state, and the results."""
-
-READS_TRACERS = operator.itemgetter(1)
-MOST_KEPT = 32
-"""Maximum number of programs that a learner keeps. A program belongs to a step function with shapes
-and options. Users call a few of them. Each contains executables of several megabytes and the
-captured values of the function."""
-
-
-def cached_program(
-    learner: BaseLearner,
-    functions: Iterable[Any],
-    kind: str,
-    rest: Any,
-    make: Callable[[], Program],
-) -> Program:
-    """Return the program for a kind of call, the user's functions, and the rest of a key."""
-    keys = tuple(map(own_arguments.key_of, functions))
-    states = tuple(map(id, learner.current_states().values()))
-    step, mesh = learner.compiled, jax.sharding.get_abstract_mesh()
-    context = step.placement, mesh if mesh.manual_axes else None, states
-    key: Hashable = (keys, *context, *rest, (kind, step.graph))
-    if any(map(READS_TRACERS, keys)):
-        return make().compile(key)  # the enclosing transformation compiles it
-    kept = learner.programs.value
-    program = kept.pop(key, None) or make().compile(key)
-    kept[key] = program  # the last key is the one used last
-    if len(kept) > MOST_KEPT:
-        del kept[next(iter(kept))]
-    return program
-
-
-def find_program(
-    learner: BaseLearner,
-    method: str,
-    sequences: tuple[PyTree, ...],
-    options: Options,
-    initial: Callable[[], list[PyTree]],
-) -> tuple[Program, Arguments, int]:
-    """Check the arguments of a method; return its program, its arguments, and the steps.
-
-    ``initial`` returns the initial values of the States.
-    """
-    sequences, steps, types = own_arguments.of_numbers(sequences)
-    mask, flags, fresh = options.mask, options.reset, []
-    if mask is not None:
-        mask = own_arguments.weights_of(mask, steps)
-    if flags is not None:
-        batch, fresh = learner.graph.batch, initial()
-        flags = own_arguments.check_flags("reset", flags, batch, steps)
-    arguments = Arguments(sequences, mask, flags, fresh)
-    optimizer = None if options.optimizer is None else learner.held_optimizer.begun.value[1]
-    given = mask is not None, None if flags is None else flags.ndim
-    rest = optimizer, options[own_arguments.STATIC], given, *types
-
-    def make() -> Program:
-        placement = learner.placement
-        with for_devices(None if placement is None else placement.devices):
-            return METHODS[method](learner, options, arguments)
-
-    functions = filter(None, (options.step_fn, options.update_fn))
-    return cached_program(learner, functions, method, rest, make), arguments, steps
-
-
-def find_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> tuple[Program, Arguments]:
-    """Return the program of one step, or of the steps of `MultiStepData`, and its arguments."""
-    has_steps = own_arguments.is_sequence(arguments)
-    make = functools.partial(Call, learner, has_steps)
-    program = cached_program(learner, [], "call", (has_steps,), make)
-    return program, Arguments(jax.tree.map(own_copy, own_arguments.unwrap(arguments)))
-
-
-def run_method(
-    learner: BaseLearner, method: str, sequences: PyTree, options: Options, start: int = 0
-) -> PyTree:
-    """Run a method of a learner; ``start`` is the index of its first step in the user's call."""
-    learner.follow_every_state(options.window)
-    call = learner, method, sequences, options, lambda: [*learner.initial_values().values()]
-    program, arguments, steps = find_program(*call)
-    results, verdict = advance(learner, program, arguments, steps)
-    if program.notice is not None:
-        program.notice(verdict, start)
-    return program.named(results, options)
-
-
-def advance(
-    learner: BaseLearner, program: Program, arguments: Arguments, steps: int = 1
-) -> tuple[PyTree, PyTree]:
-    """Run a program on its States and the learner's traces; return its results and verdicts.
-
-    If an interrupt comes after the program has run, the next call writes what it has computed.
-    """
-    carried, is_outside = learner.carried, not _brainstate.is_watched()
-    if is_outside:
-        carried.begin(program.followed)
-    values, done = _brainstate.values_of(program.states), list[Any]()
-    traces = carried.given(program.reads, is_outside)
-
-    def write() -> None:
-        if done:
-            changes = program.written, *program.changes(done, traces)
-            carried.advance(program.followed.values(), *changes, is_outside)
-
-    is_certain = is_outside and program.check is None  # to be written once it has run
-    if is_certain:
-        carried.__dict__["unfinished"] = write
-    in_place = is_certain and program.is_overwriting(steps, traces is None)
-    if in_place and not carried.is_owned:  # a program that overwrites nothing would be a second one
-        traces = jax.tree.map(jnp.copy, traces)
-    program(values, traces, arguments, in_place=in_place, done=done)
-    if program.check is not None:
-        program.check(program.jitted.result(done)[0][1])
-    carried.complete(write, is_outside)
-    return done[1][0]
-
-
-def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
-    """Yield the chunks that the methods have used for the compiled model."""
-    graph = learner.graph
-    for key, program in list(learner.programs.value.items()):
-        for (steps, from_zero), cut in program.cuts.items():
-            method, own = key[-1]
-            if own is graph:
-                lengths = steps, from_zero, cut.length, cut.count
-                rival = checkpointed_bytes(graph.traced.unfiltered or graph.traced, steps)
-                yield SequenceRow(method, *lengths, cut.record_bytes, cut.budget, rival)
-
-
-# --- on a state
 
 
 class FunctionalLearner:
@@ -341,7 +198,7 @@ class FunctionalLearner:
         state, fresh = self._initial(state)
         if where is not None:
             now = {path: state.hidden[path] for path in fresh}
-            flags = own_arguments.check_flags("where", where, learner.graph.batch)
+            flags = check_flags("where", where, learner.graph.batch)
             fresh = learner.reset_values(now, fresh, flags)
             traces: Form = learner.compiled.reset(self._arrays(state), flags)
         else:

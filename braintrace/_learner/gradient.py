@@ -35,7 +35,7 @@ from .._jax_kernels import without_derivative
 from .._jaxpr.program import program_of
 from .._model import add_to_states
 from .._rules.d_rtrl import ParameterTraces
-from .._typing import Path, PyTree, path_name
+from .._typing import PyTree, path_name
 from . import chunks, user_step
 from .arguments import Options
 from .base import BaseLearner
@@ -206,16 +206,13 @@ class SequenceGradient(Program):
             losses = jnp.where(mask == 0, 0, losses)
         return ((gradients, losses, aux), None), written, after
 
-    def by_parameter(self, gradients: list[PyTree]) -> dict[Path, PyTree]:
-        """Return gradients by the paths of their parameters."""
-        return dict(zip(self._parameters, gradients, strict=True))
-
     def named(self, results: PyTree, options: Options) -> PyTree:
         """Return the results for the user: gradients by path, and names for several results."""
         if self._evolves:
             return results
         gradients, losses, aux = results
-        own = gradients_for(self._learner.module, self.by_parameter(gradients))
+        by_path = dict(zip(self._parameters, gradients, strict=True))
+        own = gradients_for(self._learner.module, by_path)
         if options.return_value:
             both = GradientAndLosses(own, losses)
             return GradientLossesAndAux(*both, aux) if options.has_aux else both

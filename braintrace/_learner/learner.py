@@ -19,10 +19,10 @@ from .._model import values_by_path, write_by_path
 from .._rules import eligibility_of
 from .._tables import in_bytes
 from .._typing import Path, PyTree, path_name
-from . import sequences
+from . import calls
 from .arguments import check_flags, first_step
 from .base import BaseLearner
-from .functional import FunctionalLearner, advance, find_call, rows_of
+from .functional import FunctionalLearner
 from .user_step import INTERCEPTORS
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ class Learner(BaseLearner):
             "built in the same way."
         )
 
-    etrace_grad = sequences.etrace_grad
-    etrace_online = sequences.etrace_online
-    etrace_evolve = sequences.etrace_evolve
-    predict = sequences.predict
+    etrace_grad = calls.etrace_grad
+    etrace_online = calls.etrace_online
+    etrace_evolve = calls.etrace_evolve
+    predict = calls.predict
 
     def compile_graph(self, *arguments: Any, batch_size: int | None = None) -> None:
         """Analyse the model and allocate zero traces.
@@ -137,7 +137,7 @@ class Learner(BaseLearner):
         interceptor = INTERCEPTORS.get().get(id(self))
         if interceptor is not None:
             return interceptor(*arguments)
-        return advance(self, *find_call(self, arguments))[0]
+        return calls.advance(self, *calls.find_call(self, arguments))[0]
 
     def reset_state(
         self, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
@@ -323,7 +323,7 @@ class Learner(BaseLearner):
             report,
             mesh=None if placement is None else str(placement.data),
             carried_bytes=size_in_bytes(self.compiled.trace_specs) + report.filter_bytes,
-            sequences=tuple(dict.fromkeys(rows_of(self))),
+            sequences=tuple(dict.fromkeys(calls.rows_of(self))),
             skipped_updates=self.skipped_updates,
         )
 

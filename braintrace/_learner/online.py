@@ -7,19 +7,24 @@ The parameters are constant for a block of ``every`` steps, which runs like a se
 from __future__ import annotations
 
 import collections
+import contextlib
+import time
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._checks import check_choice, shown
 from .._core.traces import as_arrays
-from .._errors import OptionError
-from .._from_function import gradients_by_path, gradients_for
+from .._errors import NonFiniteError, OptionError, optional_import
+from .._from_function import gradients_by_path
 from .._graph.method import Traces
 from .._typing import PyTree, path_name
+from ..sharding import on_host
 from . import user_step
-from .arguments import Options
+from .arguments import Options, of_numbers
 from .base import BaseLearner
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
@@ -84,10 +89,9 @@ class OnlineLearning(Program):
         (results, _), written, after = block.run(values, traces, arguments)
         for state, value in zip(block.written, written, strict=True):
             state.value = value
-        by_parameter, losses, aux = results
+        gradients, (_, losses, aux) = block.named(results, Options()), results
         if self._options.every == 1:
             aux = jax.tree.map(lambda leaf: leaf[0], aux)
-        gradients = gradients_for(learner.module, block.by_parameter(by_parameter))
         self._names = list(map(path_name, by_path(gradients_by_path(learner.module, gradients))))
         result = StepResult(gradients, losses, aux, weights)
         verdict, after = run_update(learner, self._options, result, block.finished(after, traces))
@@ -117,3 +121,60 @@ class OnlineLearning(Program):
         verdict = (losses, verdict) if options.nonfinite == "raise" else verdict
         results = LossesAndAux(losses, aux) if options.has_aux else losses
         return (results, verdict), *carry
+
+
+# --- progress and logs
+
+
+PARTS = 10
+"""Number of slices of a call that shows progress without logs."""
+
+
+def learn_in_slices(
+    run: Callable[..., PyTree], sequences: tuple[PyTree, ...], options: Options
+) -> PyTree:
+    """Learn online slice by slice, and return the results of the whole call.
+
+    ``run`` learns a slice, from the index of its first step, with options.
+
+    Raises
+    ------
+    OptionError
+        If a slice would end within a block of steps with one update.
+    """
+    (sequences, steps, _), results = of_numbers(sequences), []
+    length = options.log_every or options.every * max(1, steps // PARTS // options.every)
+    if length % options.every:
+        raise OptionError(f"`log_every` is {length}; expected a multiple of {options.every}.")
+    with contextlib.ExitStack() as stack:
+        bar = None
+        if options.progress and jax.process_index() == 0:
+            tqdm = optional_import("tqdm.auto", "examples").tqdm
+            bar = stack.enter_context(tqdm(total=steps, unit="step", desc="etrace_online"))
+        for start in range(0, steps, length):
+            now, begun = slice(start, min(start + length, steps)), time.perf_counter()
+            part = jax.tree.map(lambda x, now=now: x[now], sequences)
+            flags = options.mask, options.reset
+            mask, reset = (None if flag is None else on_host(flag)[now] for flag in flags)
+            own = options._replace(mask=mask, reset=reset, progress=False, log_every=None)
+            try:
+                result = run(part, start, **own._asdict())
+            except NonFiniteError as error:
+                raise error.counted_from(start) from None
+            results.append(jax.block_until_ready(result))
+            metrics = _means(own, result)
+            metrics["steps_per_second"] = (now.stop - start) / (time.perf_counter() - begun)
+            if bar is not None:
+                bar.set_postfix(loss=metrics["loss"])
+                bar.update(now.stop - start)
+            if options.on_log is not None and now.stop - start == length:
+                options.on_log(now.stop, metrics)
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *results)
+
+
+def _means(options: Options, result: PyTree) -> dict[str, Any]:
+    """Return the means of losses and auxiliary results over the unmasked steps of a slice."""
+    mask, results = options.mask, result if options.has_aux else (result,)
+    counts = slice(None) if mask is None or not np.any(mask) else mask != 0
+    means = jax.tree.map(lambda leaf: np.mean(on_host(leaf)[counts], axis=0), results)
+    return dict(zip(("loss", "aux"), means, strict=False))

@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import brainstate
@@ -43,7 +43,7 @@ class LearnerOptimizer(brainstate.graph.Node):
 
     def __init__(self) -> None:
         self.transformed = brainstate.LongTermState(None)
-        self.begun: Hidden[tuple[Any, Hashable]] = Hidden((None, ()))
+        self.begun: Hidden[tuple[Any, Any]] = Hidden((None, None))
         # From NumPy: `jnp.zeros` compiles a program.
         self.skipped = brainstate.LongTermState(jnp.asarray(np.zeros((), np.int32)))
         self.calls: Hidden[list[tuple[Verdict, int]]] = Hidden([])
@@ -51,7 +51,7 @@ class LearnerOptimizer(brainstate.graph.Node):
     def write(self, value: PyTree) -> None:
         """Write the state of the optimizer; ``None`` removes it."""
         if value is None:
-            self.begun = Hidden((None, ()))
+            self.begun = Hidden((None, None))
         self.transformed.value = strongly_typed(value)
 
     def begin(self, optimizer: Any, parameters: Callable[[], PyTree], creates: bool = True) -> None:
@@ -93,7 +93,7 @@ class LearnerOptimizer(brainstate.graph.Node):
                 f"The learner holds the state of another optimizer ({type(begun).__name__}). To "
                 "use this one, write `learner.optimizer_state = None` first."
             )
-        self.begun = Hidden((optimizer, key_of(optimizer.update)[0]))
+        self.begun = Hidden((optimizer, key_of(optimizer.update)))
 
     def notice(self, verdict: Verdict, start: int) -> None:
         """Warn of updates that a call has skipped; after single steps, at the latest the eighth."""

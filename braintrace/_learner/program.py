@@ -107,8 +107,12 @@ class Program:
         """Test whether the buffers of the traces before a call are free after it."""
         return True
 
-    def compile(self, key: Hashable) -> Program:
-        """Compile when called; deferred traces of programs with equal keys have one type."""
+    def compile(self, key: Hashable, held: Any) -> Program:
+        """Compile when called; deferred traces of programs with equal keys have one type.
+
+        ``held`` are references to the objects in the key.
+        """
+        self.held = held
         run: Any = functools.partial(self._placed)
         run.__name__ = type(self).__name__
         self.jitted, self._finish = Jitted(run), Jitted(self._finished, key)

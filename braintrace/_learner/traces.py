@@ -130,7 +130,7 @@ def present(traces: "CarriedTraces") -> Any:
     form: Form = _brainstate.held(traces)
     if not _brainstate.is_watched():
         traces.is_owned = False
-        return traces.compute() if traces.needs_arrays else form
+        return traces.given("arrays", True) if traces.needs_arrays else form
     if is_settled(form):
         return form
     if not _brainstate.is_in_loop():
@@ -144,7 +144,7 @@ def present(traces: "CarriedTraces") -> Any:
         traces.needs_arrays = True
         # In a transformation, it would otherwise be lowered for one device; see `_jax`.
         with jax.ensure_compile_time_eval():
-            return traces.compute()
+            return traces.given("arrays", True)
     # The traces belong to an outer `jit`: they become arrays there, after this trace.
     if traces.placeholder is None:
         traces.placeholder = form, examples(jax.eval_shape(lambda: settled(form, traces.zeros)))
@@ -223,7 +223,8 @@ class CarriedTraces(brainstate.ShortTermState):
         LostTracesError
             If there is one.
         """
-        self.finish()
+        if self.unfinished is not None:
+            self.complete(self.unfinished, True)
         now = _brainstate.peek_all(followed.values())
         if self.left is not None and not all(map(operator.is_, now, self.left)):
             pairs = zip(followed, now, self.left, strict=True)
@@ -281,22 +282,20 @@ class CarriedTraces(brainstate.ShortTermState):
         return self.given("arrays", not _brainstate.is_watched())
 
     def given(self, reads: str, is_outside: bool) -> Any:
-        """Return the traces that a program reads; see the attribute of `Program`."""
+        """Return the traces that a program reads; see the attribute of `Program`.
+
+        Outside of transformations, deferred traces are kept when they are computed.
+        """
         if reads == "nothing":
             return None
         form: Form = _brainstate.held(self) if is_outside else _VALUE.fget(self)
-        if reads == "zero" and isinstance(form, Zero):
-            return None
-        return self.compute() if is_outside else settled(form, self.zeros)
-
-    def compute(self) -> Traces:
-        """Return the traces as arrays outside of transformations, and keep them if deferred."""
-        form: Form = _brainstate.held(self)
         if isinstance(form, Zero):
-            return self.zeros()
+            return None if reads == "zero" else self.zeros()
         if isinstance(form, Deferred):
-            form = form.compute(self.done, self.is_owned)
-            _brainstate.hold(self, form)
+            done = self.done if is_outside else []
+            form = form.compute(done, is_outside and self.is_owned)
+            if is_outside:
+                _brainstate.hold(self, form)
         return form
 
 

@@ -1,23 +1,41 @@
-"""Methods of a learner that run whole sequences, in which time is axis 0."""
+"""Calls of a learner: each finds its program, reads States once, runs it, and writes once.
+
+The methods run whole sequences, in which time is axis 0.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
-from .._errors import NonFiniteError, OptionError, optional_import
+from .. import _brainstate
+from .._graph.report import SequenceRow
+from .._graph.traced_model import checkpointed_bytes
+from .._jax import own_copy
+from .._jax_kernels import for_devices
 from .._typing import PyTree
-from ..sharding import on_host
-from .arguments import Options, of_numbers
+from .arguments import (
+    PARTS_OF_KEY,
+    READS_TRACERS,
+    STATIC,
+    FunctionKey,
+    Options,
+    check_flags,
+    is_sequence,
+    key_of,
+    of_numbers,
+    unwrap,
+    weights_of,
+)
 from .base import BaseLearner
-from .functional import run_method
+from .gradient import SequenceGradient
+from .online import OnlineLearning, learn_in_slices
+from .program import Arguments, Call, Prediction, Program
 
 
 def etrace_grad(
@@ -107,7 +125,7 @@ def etrace_grad(
         For an option value that is not accepted, or a ``step_fn`` that does not call the learner
         exactly once, writes a parameter or a hidden state, or returns no scalar.
     """
-    return _run("etrace_grad", **locals())
+    return run_method("etrace_grad", **locals())
 
 
 def etrace_online(
@@ -234,7 +252,7 @@ def etrace_online(
     ...     xs, targets, step_fn=lambda x, y: ((learner(x) - y) ** 2).mean(), update_fn=descend
     ... )
     """
-    return _run("etrace_online", **locals())
+    return run_method("etrace_online", **locals())
 
 
 def etrace_evolve(
@@ -266,7 +284,7 @@ def etrace_evolve(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    return _run("etrace_evolve", **locals())
+    return run_method("etrace_evolve", **locals())
 
 
 def predict(
@@ -297,66 +315,153 @@ def predict(
     ShapeError
         For sequences that are empty, differ in length or do not fit the states.
     """
-    return _run("predict", **locals())
+    return run_method("predict", **locals())
 
 
-def _run(method: str, learner: BaseLearner, sequences: tuple[PyTree, ...], **given: Any) -> PyTree:
+# --- the program of a call
+
+
+METHODS: dict[str, Callable[[BaseLearner, Options, Arguments], Program]] = {
+    "etrace_grad": SequenceGradient,
+    "etrace_online": OnlineLearning,
+    "etrace_evolve": functools.partial(SequenceGradient, evolves=True),
+    "predict": Prediction,
+}
+
+MOST_KEPT = 32
+"""Maximum number of programs that a learner keeps. A program belongs to a step function with shapes
+and options. Users call a few of them. Each contains executables of several megabytes and the
+captured values of the function."""
+
+
+def cached_program(
+    learner: BaseLearner,
+    functions: Sequence[FunctionKey],
+    kind: str,
+    rest: Any,
+    make: Callable[[], Program],
+) -> Program:
+    """Return the program for a kind of call, the keys of functions, and the rest of a key."""
+    states = tuple(map(id, learner.current_states().values()))
+    step, mesh = learner.compiled, jax.sharding.get_abstract_mesh()
+    context = step.placement, mesh if mesh.manual_axes else None, states
+    key: Hashable = (tuple(map(PARTS_OF_KEY, functions)), *context, *rest, (kind, step.graph))
+    if any(map(READS_TRACERS, functions)):
+        return make().compile(key, functions)  # the enclosing transformation compiles it
+    kept = learner.programs.value
+    program = kept.pop(key, None) or make().compile(key, functions)
+    kept[key] = program  # the last key is the one used last
+    if len(kept) > MOST_KEPT:
+        del kept[next(iter(kept))]
+    return program
+
+
+def find_program(
+    learner: BaseLearner,
+    method: str,
+    sequences: tuple[PyTree, ...],
+    options: Options,
+    initial: Callable[[], list[PyTree]],
+) -> tuple[Program, Arguments, int]:
+    """Check the arguments of a method; return its program, its arguments, and the steps.
+
+    ``initial`` returns the initial values of the States.
+    """
+    sequences, steps, types = of_numbers(sequences)
+    mask, flags, fresh = options.mask, options.reset, []
+    if mask is not None:
+        mask = weights_of(mask, steps)
+    if flags is not None:
+        batch, fresh = learner.graph.batch, initial()
+        flags = check_flags("reset", flags, batch, steps)
+    arguments = Arguments(sequences, mask, flags, fresh)
+    rest = options[STATIC], mask is not None, None if flags is None else flags.ndim, *types
+
+    def make() -> Program:
+        placement = learner.placement
+        with for_devices(None if placement is None else placement.devices):
+            return METHODS[method](learner, options, arguments)
+
+    functions = list(map(key_of, filter(None, (options.step_fn, options.update_fn))))
+    if options.optimizer is not None:
+        functions.append(learner.held_optimizer.begun.value[1])
+    return cached_program(learner, functions, method, rest, make), arguments, steps
+
+
+def find_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> tuple[Program, Arguments]:
+    """Return the program of one step, or of the steps of `MultiStepData`, and its arguments."""
+    has_steps = is_sequence(arguments)
+    make = functools.partial(Call, learner, has_steps)
+    program = cached_program(learner, [], "call", (has_steps,), make)
+    return program, Arguments(jax.tree.map(own_copy, unwrap(arguments)))
+
+
+def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
+    """Yield the chunks that the methods have used for the compiled model."""
+    for key, program in list(learner.programs.value.items()):
+        for (steps, from_zero), cut in program.cuts.items():
+            method, graph = key[-1]
+            if graph is learner.graph:
+                lengths = steps, from_zero, cut.length, cut.count
+                rival = checkpointed_bytes(graph.traced.unfiltered or graph.traced, steps)
+                yield SequenceRow(method, *lengths, cut.record_bytes, cut.budget, rival)
+
+
+# --- on States
+
+
+def run_method(
+    method: str,
+    learner: BaseLearner,
+    sequences: tuple[PyTree, ...],
+    start: int = 0,
+    **given: Any,
+) -> PyTree:
+    """Run a method of a learner; ``start`` is the index of its first step in the user's call."""
     options = Options(**given)
     if options.optimizer is not None:
         learner.held_optimizer.begin(options.optimizer, learner.parameters_for_optimizer)
     if options.progress or options.log_every is not None:
-        return learn_in_slices(learner, sequences, options)
-    return run_method(learner, method, sequences, options)
+        run = functools.partial(run_method, method, learner)
+        results = learn_in_slices(run, sequences, options)
+        learner.held_optimizer.notice_all()
+        return results
+    if options.window is not None:
+        learner.follow_every_state(options.window)
+    call = learner, method, sequences, options, lambda: [*learner.initial_values().values()]
+    program, arguments, steps = find_program(*call)
+    results, verdict = advance(learner, program, arguments, steps)
+    if program.notice is not None:
+        program.notice(verdict, start)
+    return program.named(results, options)
 
 
-PARTS = 10
-"""Number of slices of a call that shows progress without logs."""
+def advance(
+    learner: BaseLearner, program: Program, arguments: Arguments, steps: int = 1
+) -> tuple[PyTree, PyTree]:
+    """Run a program on its States and the learner's traces; return its results and verdicts.
 
-
-def learn_in_slices(
-    learner: BaseLearner, sequences: tuple[PyTree, ...], options: Options
-) -> PyTree:
-    """Learn online slice by slice, and return the results of the whole call.
-
-    Raises
-    ------
-    OptionError
-        If a slice would end within a block of steps with one update.
+    If an interrupt comes after the program has run, the next call writes what it has computed.
     """
-    (sequences, steps, _), results = of_numbers(sequences), []
-    length = options.log_every or options.every * max(1, steps // PARTS // options.every)
-    if length % options.every:
-        raise OptionError(f"`log_every` is {length}; expected a multiple of {options.every}.")
-    with contextlib.ExitStack() as stack:
-        bar = None
-        if options.progress and jax.process_index() == 0:
-            tqdm = optional_import("tqdm.auto", "examples").tqdm
-            bar = stack.enter_context(tqdm(total=steps, unit="step", desc="etrace_online"))
-        for start in range(0, steps, length):
-            now, begun = slice(start, min(start + length, steps)), time.perf_counter()
-            part = jax.tree.map(lambda x, now=now: x[now], sequences)
-            flags = options.mask, options.reset
-            mask, reset = (None if flag is None else on_host(flag)[now] for flag in flags)
-            own = options._replace(mask=mask, reset=reset)
-            try:
-                result = run_method(learner, "etrace_online", part, own, start)
-            except NonFiniteError as error:
-                raise error.counted_from(start) from None
-            results.append(jax.block_until_ready(result))
-            metrics = _means(own, result)
-            metrics["steps_per_second"] = (now.stop - start) / (time.perf_counter() - begun)
-            if bar is not None:
-                bar.set_postfix(loss=metrics["loss"])
-                bar.update(now.stop - start)
-            if options.on_log is not None and now.stop - start == length:
-                options.on_log(now.stop, metrics)
-    learner.held_optimizer.notice_all()
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *results)
+    carried, is_outside = learner.carried, not _brainstate.is_watched()
+    if is_outside:
+        carried.begin(program.followed)
+    values, done = _brainstate.values_of(program.states), list[Any]()
+    traces = carried.given(program.reads, is_outside)
 
+    def write() -> None:
+        if done:
+            changes = program.written, *program.changes(done, traces)
+            carried.advance(program.followed.values(), *changes, is_outside)
 
-def _means(options: Options, result: PyTree) -> dict[str, Any]:
-    """Return the means of losses and auxiliary results over the unmasked steps of a slice."""
-    mask, results = options.mask, result if options.has_aux else (result,)
-    counts = slice(None) if mask is None or not np.any(mask) else mask != 0
-    means = jax.tree.map(lambda leaf: np.mean(on_host(leaf)[counts], axis=0), results)
-    return dict(zip(("loss", "aux"), means, strict=False))
+    is_certain = is_outside and program.check is None  # to be written once it has run
+    if is_certain:
+        carried.__dict__["unfinished"] = write
+    in_place = is_certain and program.is_overwriting(steps, traces is None)
+    if in_place and not carried.is_owned:  # a program that overwrites nothing would be a second one
+        traces = jax.tree.map(jnp.copy, traces)
+    program(values, traces, arguments, in_place=in_place, done=done)
+    if program.check is not None:
+        program.check(program.jitted.result(done)[0][1])
+    carried.complete(write, is_outside)
+    return done[1][0]
