@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ._core.traces import arrays_of, of_arrays
 from ._errors import OptionError, ShapeError
 from ._graph.graph import ETraceGraph
-from ._graph.method import Records, Traces
+from ._graph.method import Traces
 from ._graph.trace_spec import TraceSpec, TraceSpecs
 from ._jax import is_tracer
 from ._typing import Path, PyTree
@@ -76,15 +76,6 @@ class Placement:
             return self._placed(leaf, axis if size == (self.samples,) else -1)
 
         return jax.tree.map(placed, tree)
-
-    def records(self, records: Records) -> Records:
-        """Shard the inputs of operations in the residuals ``(steps, batch, ...)``."""
-
-        def placed(leaf: Any) -> Any:  # several leading axes of an input are one axis here
-            is_batch = self.samples and leaf.ndim > 1 and leaf.shape[1] % self.samples == 0
-            return self._placed(leaf, 1 if is_batch else -1)
-
-        return dataclasses.replace(records, x=jax.tree.map(placed, records.x))
 
     def traces(self, traces: Traces) -> Traces:
         """Place traces, in packed or unpacked form; shapes become zeros."""

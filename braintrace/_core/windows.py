@@ -29,7 +29,6 @@ def single_step(
     method: TraceMethod,
     inputs: Inputs,
     traces: Traces,
-    place: Callable[[Records], Records] = lambda records: records,
 ) -> tuple[list[jax.Array], dict[Var, jax.Array], Traces]:
     """Run one step whose derivative with respect to parameters is computed from the traces.
 
@@ -41,8 +40,6 @@ def single_step(
         The compiled model, and its traces before the step.
     inputs
         Values of the program's inputs.
-    place
-        Places residuals on a mesh.
 
     Returns
     -------
@@ -54,7 +51,7 @@ def single_step(
         Traces after the step.
     """
     weights = operands(graph, inputs)
-    records = place(as_chunk(residuals(graph, inputs, weights)))
+    records = as_chunk(residuals(graph, inputs, weights))
     held, before = jax.lax.stop_gradient((weights, traces))
     after = method.update(Chunk(graph, held, records), before)
 

@@ -18,9 +18,7 @@ from .._brainstate import ConstructorSignature, Hidden, hold, is_watched
 from .._checks import check_model
 from .._compiler import CompilerOptions, compile_model
 from .._core import traces as core_traces
-from .._core.own_step import Inputs
 from .._core.sites import flags_along
-from .._core.windows import single_step
 from .._ended import missing
 from .._errors import NotCompiledError, NotInitializedError, OptionError
 from .._from_function import gradients_for
@@ -70,11 +68,6 @@ class CompiledStep:
         """Types of the traces and filters: steps with equal ones may continue each other."""
         specs = jax.tree.map(lambda s: (s.shape, str(s.dtype), s.axes, s.rule), self.trace_specs)
         return specs, {leaf.name: (leaf.shape, leaf.dtype) for leaf in self.graph.traced.filters}
-
-    def one_step(self, inputs: Inputs, traces: Any) -> Any:
-        """Return one step, with its residuals placed on the mesh; see `single_step`."""
-        placed = () if self.placement is None else (self.placement.records,)
-        return single_step(self.graph, self.method, inputs, traces, *placed)
 
 
 class BaseLearner(brainstate.nn.Module):

@@ -290,7 +290,7 @@ class SequenceGradient(Program):
         shapes = self._operand_shapes
         filled = jax.tree.map(lambda shape, x: shape if x is None else x, shapes, operands)
         weights, before = as_arrays(filled), before or self._zero_traces
-        records = dataclasses.replace(self._records(residuals), token=token)
+        records = dataclasses.replace(self._runner.records(residuals), token=token)
 
         def update(traces: Traces, records: Records) -> tuple[Traces, None]:
             if records.inputs:  # of a part of the chunk
@@ -362,7 +362,7 @@ class SequenceGradient(Program):
         result = self._runner.run(values, (written, outside), chunk)
         signal = self._signal(fixed, written, result.signal)
         residuals = self._runner.residuals(values, result.residuals, steps)
-        recorded = Chunk(self._graph, weights, self._records(residuals))
+        recorded = Chunk(self._graph, weights, self._runner.records(residuals))
         after: Any = None
         if not self._evolves:
             if steps == 1 and not is_zero(traces):  # its gradient can be read from them
@@ -398,7 +398,7 @@ class SequenceGradient(Program):
         # Step by step, no factor and no input of a product is stored.
         def pull_step(carry: tuple[Weights, Adjoints], now: Any) -> Any:
             over_time, signal = as_chunk(now)
-            records = self._records(SourceValues(over_time, sources.once, 1))
+            records = self._runner.records(SourceValues(over_time, sources.once, 1))
             recorded = Chunk(self._graph, fixed.weights, records)
             found, before = self._linear.pull_back(recorded, signal, carry[1])
             own = of_parameters(self._graph, found)
@@ -426,10 +426,6 @@ class SequenceGradient(Program):
 
         _, pull = jax.vjp(moved, examples(sites.probes_of_past(self._graph)))
         return dict(jax.vmap(pull)(derivatives)[0])
-
-    def _records(self, residuals: SourceValues) -> Records:
-        records: Records = self._runner.records(residuals)
-        return records if self.placement is None else self.placement.records(records)
 
 
 def _check_fixed_weights(learner: BaseLearner, written: list[Any], resets: bool) -> None:

@@ -130,8 +130,6 @@ class Program:
     ) -> None:
         """Run on the first devices or on a mesh, and append the result."""
         if self.placement is not None:
-            values = list(map(self.placement.value, self.paths, values))
-            traces = self._on_mesh(traces)
             sequences, mask, flags = self.placement.by_sample(arguments[:3], self.batch_axis)
             arguments = Arguments(sequences, mask, flags, arguments.initial)
         self.jitted(values, traces, arguments, in_place=in_place, done=done)
@@ -153,9 +151,6 @@ class Program:
             ]
         with self._devices():
             results, written, after = self.run(values, traces, arguments)
-        if self.placement is not None:
-            paths = itertools.compress(self.paths, self.is_written)
-            written = list(map(self.placement.value, paths, written))
         return results, written, self._on_mesh(after)
 
     def _finished(self, sources: PyTree, before: Traces | Zero) -> Any:
@@ -185,7 +180,7 @@ class Call(Program):
     """One step, or the steps of a `MultiStepData`: each differentiated alone, or as one window."""
 
     def __init__(self, learner: BaseLearner, has_steps: bool) -> None:
-        self._step, self._graph = learner.compiled, learner.graph
+        self._graph, self._method = learner.graph, learner.method
         self._by_path, self._traced = learner.states_of_step, learner.graph.traced
         is_written = [path in self._traced.written_paths for path in self._by_path]
         super().__init__(learner, list(self._by_path.values()), is_written)
@@ -209,13 +204,13 @@ class Call(Program):
     def _alone(self, first: Inputs, traces: Any, sequences: PyTree) -> Any:
         def step(carry: tuple[list[Any], Any], slices: Any) -> Any:
             now = self._inputs(first, jax.lax.stop_gradient(carry[0]), slices)
-            outputs, new, traces = self._step.one_step(now, carry[1])
+            outputs, new, traces = windows.single_step(self._graph, self._method, now, carry[1])
             return (self._written(new), traces), outputs
 
         return scan_records(step, (self._written(first), traces), sequences, steps_of(sequences))
 
     def _window(self, first: Inputs, traces: Any, sequences: PyTree) -> Any:
-        graph, method = self._graph, self._step.method
+        graph, method = self._graph, self._method
         weights = operands(graph, first)
 
         def step(written: list[Any], slices: Any) -> Any:
