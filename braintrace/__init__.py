@@ -63,6 +63,7 @@ from ._graph.report import Report as Report
 from ._graph.trace_spec import TraceSpec as TraceSpec
 from ._learner.arguments import MultiStepData as MultiStepData
 from ._learner.arguments import SingleStepData as SingleStepData
+from ._learner.carried import EligibilityTraces as EligibilityTraces
 from ._learner.compile import compile as compile
 from ._learner.compile import compile_etrace_graph as compile_etrace_graph
 from ._learner.compile import shard as shard
@@ -78,7 +79,6 @@ from ._learner.learner import Learner as Learner
 from ._learner.rewards import TDTrace as TDTrace
 from ._learner.rewards import three_factor_loss as three_factor_loss
 from ._learner.state import LearnerState as LearnerState
-from ._learner.traces import EligibilityTraces as EligibilityTraces
 from ._learner.unit_rules import D_RTRL as D_RTRL
 from ._learner.unit_rules import ES_D_RTRL as ES_D_RTRL
 from ._learner.unit_rules import OTTT as OTTT

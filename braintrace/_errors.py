@@ -6,6 +6,7 @@ ValueError`` also catches it.
 
 import contextlib
 import importlib
+import math
 from collections.abc import Callable, Iterator
 from types import ModuleType
 
@@ -63,28 +64,23 @@ class NonFiniteError(BraintraceError, FloatingPointError):
         The step, counted from the start of the call.
     loss
         Loss of the step.
-    parameter
-        Path of the first parameter whose gradient is not finite, as in ``"cell/w"``; ``None`` if
-        all gradients are finite.
     steps
         Length of the block: the number of steps with one common gradient.
     """
 
-    def __init__(
-        self, step: int, loss: float, parameter: str | None, steps: int = 1, before: int = 0
-    ) -> None:
-        self.step, self.loss, self.parameter, self.steps = step, loss, parameter, steps
+    def __init__(self, step: int, loss: float, steps: int = 1, before: int = 0) -> None:
+        self.step, self.loss, self.steps = step, loss, steps
         where = f"step {step}" if steps == 1 else f"step {step}, or in its block of {steps} steps,"
-        first = f"the first parameter whose gradient is not finite is '{parameter}'"
-        what = "all gradients are finite" if parameter is None else first
+        what = "a gradient" if math.isfinite(loss) else "the loss"
         left = f"after {before} steps" if before else "from before the call"
         super().__init__(
-            f"At {where} the loss is {loss}, and {what}. The learner is in the state {left}."
+            f"At {where} {what} is not finite; the loss is {loss}. The learner is in the state "
+            f"{left}."
         )
 
     def counted_from(self, start: int) -> "NonFiniteError":
         """Return the same error for a call that has kept ``start`` earlier steps."""
-        return NonFiniteError(start + self.step, self.loss, self.parameter, self.steps, start)
+        return NonFiniteError(start + self.step, self.loss, self.steps, start)
 
 
 class CheckpointError(BraintraceError, ValueError):

@@ -30,8 +30,14 @@ from .._model import InitialFunction, States, Values
 from .._typing import Path, PyTree, path_name
 from ..sharding import DataAxis, Placement, placement_of
 from .arguments import example_arguments
-from .optimizer import LearnerOptimizer
-from .traces import CarriedTraces, EligibilityTraces, Form, Zero, starts_of
+from .carried import (
+    CarriedTraces,
+    EligibilityTraces,
+    Form,
+    LearnerOptimizer,
+    Zero,
+    starts_of,
+)
 
 
 class Purpose(NamedTuple):

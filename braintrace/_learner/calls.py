@@ -179,10 +179,10 @@ def etrace_online(
     nonfinite
         Action for a NaN or infinite loss or gradient. ``'skip'``: the update is omitted and counted
         (`skipped_updates`), samples with non-finite states or traces are reset, and a
-        `NonFiniteWarning` names the first step and these samples. A call of one step does not wait
+        `NonFiniteWarning` names the first step. A call of one step does not wait
         for its result: it warns in a later call, at the latest the eighth, or when
         `skipped_updates` is read. Inside a transformation, updates are counted without a warning.
-        ``'raise'``: the call changes nothing, and its error names step, loss and parameter.
+        ``'raise'``: the call changes nothing, and its error names step and loss.
         ``'ignore'``: none. The gradient is checked before ``optimizer`` or ``update_fn`` receives
         it.
     has_aux

@@ -22,9 +22,9 @@ from .._typing import PyTree
 from .arguments import Options, check_flags
 from .base import BaseLearner
 from .calls import find_call, find_program
+from .carried import Form, Zero, is_settled, settled
 from .program import Arguments, Program
 from .state import LearnerState, Places, states_in
-from .traces import Form, Zero, is_settled, settled
 
 Outcome: TypeAlias = tuple[LearnerState, PyTree]
 """The new state, and the results."""

@@ -39,9 +39,9 @@ from .._typing import PyTree, path_name
 from . import chunks, user_step
 from .arguments import Options
 from .base import BaseLearner
+from .carried import Deferred
 from .chunks import Chunks, over_chunks, steps_of
 from .program import Arguments, Program, Result
-from .traces import Deferred
 
 NO_DERIVATIVE = (
     "The results of `etrace_grad`, `etrace_online` or `etrace_evolve` are differentiated, but they "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -19,9 +20,8 @@ import numpy as np
 from .._checks import check_choice, shown
 from .._core.traces import as_arrays
 from .._errors import NonFiniteError, OptionError, optional_import
-from .._from_function import gradients_by_path
 from .._graph.method import Traces
-from .._typing import PyTree, path_name
+from .._typing import PyTree
 from ..sharding import on_host
 from . import user_step
 from .arguments import Options, of_numbers
@@ -29,7 +29,6 @@ from .base import BaseLearner
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
 from .program import Arguments, Program, Result
-from .state import by_path
 from .update import StepResult, check_finite, run_update
 
 Slices: TypeAlias = tuple[PyTree, jax.Array | None, jax.Array | None]
@@ -68,7 +67,7 @@ class OnlineLearning(Program):
         self._pure = self._traced(self._length)
         super().__init__(learner, self._pure.states, self._pure.is_written)
         if options.nonfinite == "raise":
-            self.check = lambda found: check_finite(found, self._names, options.every)
+            self.check = functools.partial(check_finite, every=options.every)
         elif options.nonfinite == "skip":
             self.notice = learner.held_optimizer.notice
 
@@ -92,10 +91,9 @@ class OnlineLearning(Program):
         gradients, (_, losses, aux) = block.named(results, Options()), results
         if self._options.every == 1:
             aux = jax.tree.map(lambda leaf: leaf[0], aux)
-        self._names = list(map(path_name, by_path(gradients_by_path(learner.module, gradients))))
         result = StepResult(gradients, losses, aux, weights)
-        verdict, after = run_update(learner, self._options, result, block.finished(after, traces))
-        verdict = jax.tree.map(lambda v: jnp.broadcast_to(v, (*losses.shape, *v.shape)), verdict)
+        is_bad, after = run_update(learner, self._options, result, block.finished(after, traces))
+        verdict = is_bad & (jnp.arange(len(losses)) == 0)
         return after, (losses, results[2], verdict)
 
     def run(self, values: list[PyTree], traces: Any, arguments: Arguments) -> Result:

@@ -27,8 +27,8 @@ from .._model import leaves_by_var, whole_values
 from .._typing import PyTree
 from .arguments import Options, read_arguments
 from .base import BaseLearner
+from .carried import ZERO, Deferred, Jitted, Zero
 from .chunks import Chunks, steps_of
-from .traces import ZERO, Deferred, Jitted, Zero
 from .user_step import PureStep, Recorder, example_slices, run_step_function
 
 

@@ -18,7 +18,7 @@ from .._errors import OptionError, ShapeError
 from .._graph.method import Traces
 from .._typing import Path, PyTree, path_name
 from .base import BaseLearner
-from .traces import Form, is_settled
+from .carried import Form, is_settled
 
 BY_PATH = ("parameters", "hidden", "others", "random", "optimizer")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -73,7 +72,7 @@ def _update(learner: BaseLearner, options: Options, found: StepResult) -> None:
 
 def run_update(
     learner: BaseLearner, options: Options, found: StepResult, traces: Traces
-) -> tuple[Any, Traces]:
+) -> tuple[jax.Array, Traces]:
     """Run an update, unless a mask or a non-finite number forbids it.
 
     Parameters
@@ -85,19 +84,16 @@ def run_update(
 
     Returns
     -------
-    verdict
-        ``'raise'``: index of the first leaf of the gradients that is not finite (after them the
-        loss), or -1; ``'skip'``: whether the update was skipped, and the samples that were reset.
+    is_bad
+        Whether the loss or a gradient is not finite, and not ignored.
     traces
         The traces, in which samples may be reset.
     """
     runs: Any = found.weights is None or jnp.any(found.weights != 0)
-    verdict = is_bad = jnp.zeros((), bool)
+    is_bad = jnp.zeros((), bool)
     if options.nonfinite != "ignore":  # before `update_fn` writes to the dict
-        leaves = jax.tree.leaves(gradients_by_path(learner.module, found.gradients))
-        is_finite = jnp.stack([jnp.isfinite(_zero(leaf)) for leaf in (*leaves, found.losses)])
-        is_bad = ~jnp.all(is_finite) & runs
-        verdict = jnp.where(is_bad, jnp.argmin(is_finite), -1)
+        leaves = jax.tree.leaves((found.gradients, found.losses))
+        is_bad = jnp.any(jnp.stack([~jnp.isfinite(_zero(leaf)) for leaf in leaves])) & runs
     if options.nonfinite == "skip":
         runs = ~is_bad & runs
     written = first_written(traced_states(learner))
@@ -111,14 +107,11 @@ def run_update(
             f"`update_fn` writes the hidden State '{path_name(path)}', and traces do not follow "
             "this write. Change it in `update` of the model; to start a new sequence, use `reset`."
         )
-    if options.nonfinite != "skip":
-        return verdict, traces
-    skipped = learner.held_optimizer.skipped
-    before = skipped.value
-    skipped.value = before + is_bad
-    is_masked = None if found.weights is None else jnp.any(found.weights == 0)
-    samples, traces = _reset_spoiled(learner, is_bad, is_masked, traces)
-    return (is_bad, before, samples), traces
+    if options.nonfinite == "skip":
+        learner.held_optimizer.skipped.value += is_bad
+        is_masked = None if found.weights is None else jnp.any(found.weights == 0)
+        traces = _reset_spoiled(learner, is_bad, is_masked, traces)
+    return is_bad, traces
 
 
 # --- non-finite numbers
@@ -134,15 +127,13 @@ def _zero(leaf: jax.Array) -> jax.Array:
     return jnp.sum(leaf * jnp.zeros((), leaf.dtype))
 
 
-def check_finite(found: tuple[jax.Array, jax.Array], names: Sequence[str], every: int) -> None:
+def check_finite(found: tuple[jax.Array, jax.Array], every: int) -> None:
     """Refuse a stream in which a loss or a gradient is not finite.
 
     Parameters
     ----------
     found
-        Losses of every step, and its verdict or that of its block.
-    names
-        Names of the leaves of the gradients.
+        Losses of every step, and whether a block that starts there has one that is not finite.
     every
         Length of a block.
 
@@ -151,45 +142,44 @@ def check_finite(found: tuple[jax.Array, jax.Array], names: Sequence[str], every
     NonFiniteError
         If there is one, or more.
     """
-    values, by_step = map(on_host, found)
-    if (by_step >= 0).any():
-        start = int(np.argmax(by_step >= 0))
-        block, index = values[start : start + every], int(by_step[start])
+    losses, is_bad = map(on_host, found)
+    if is_bad.any():
+        start = int(np.argmax(is_bad))
+        block = losses[start : start + every]
         step = start + int(np.argmax(~np.isfinite(block)))  # the first one if all losses are finite
-        name = names[index] if index < len(names) else None
-        raise NonFiniteError(step, float(values[step]), name, len(block))
+        raise NonFiniteError(step, float(losses[step]), len(block))
 
 
 def _reset_spoiled(
     learner: BaseLearner, is_bad: jax.Array, is_masked: jax.Array | None, traces: Traces
-) -> tuple[jax.Array, Traces]:
+) -> Traces:
     """Reset the samples that are not finite after a skipped update, or NaN in a masked step.
 
     Traces are read only if an update is skipped, or a state is NaN in a masked step. Initial values
-    are computed only then, since they may draw random numbers. Return one flag for each sample, or
-    one for all if these cannot be reset separately, and the new traces.
+    are computed only then, since they may draw random numbers.
     """
-    states = values_of(learner.short_term_states.values())
-    find = functools.partial(_spoiled_samples, learner, is_bad)
 
-    def reset(now: tuple[jax.Array, Traces]) -> tuple[jax.Array, Traces]:
+    def reset(traces: Traces) -> Traces:
         initial = list(learner.initial_values().values())
-        samples = find(initial, now[1])
+        samples = _spoiled_samples(learner, is_bad, initial, traces)
         learner.reset_samples(initial, samples)
-        return samples, reset_traces(learner.compiled.trace_specs, now[1], samples)
+        return reset_traces(learner.compiled.trace_specs, traces, samples)
 
     is_suspect = is_bad
     if is_masked is not None:
+        states = values_of(learner.short_term_states.values())
         has_nan = [jnp.any(x != x) for x in jax.tree.leaves(states)]  # also for random keys
         is_suspect = is_bad | (is_masked & functools.reduce(jnp.logical_or, has_nan))
-    none = jnp.zeros(jax.eval_shape(find, states, traces).shape, bool)
-    return run_if(is_suspect, reset, (none, traces))
+    return run_if(is_suspect, reset, traces)
 
 
 def _spoiled_samples(
     learner: BaseLearner, is_bad: jax.Array, initial: list[PyTree], traces: Traces
 ) -> jax.Array:
-    """Return the samples that have a state or a trace with a bad number; see `_reset_spoiled`."""
+    """Return the samples that have a state or a trace with a bad number; see `_reset_spoiled`.
+
+    It is one flag for each, or one for all if samples cannot be reset separately.
+    """
 
     def test(leaf: jax.Array, start: Any = 0.0) -> jax.Array:
         # An infinity where the state starts at one is a running maximum.

@@ -60,7 +60,7 @@ def without_count(state):
 def test_an_update_is_left_out_and_the_sample_starts_anew(every):
     """As if the block were masked, and the sample reset after it."""
     found, expected = (learner_of(ADAPTING, which=which) for which in range(2))
-    with warns(f"step {0 if every == 3 else 2} ", ": 0\\.", "skipped: 1"):
+    with warns(f"step {0 if every == 3 else 2} ", "skipped: 1"):
         learn(found, spoiled(2), every=every)
     assert found.skipped_updates == 1
     assert "1" in str(found.report()).rpartition("kipped")[2]
@@ -117,7 +117,7 @@ def test_a_state_that_starts_at_infinity_is_not_spoiled():
     xs = np.ones((4, 2, 2))
     xs[2, 0] = np.nan
     learner = braintrace.compile(RunningMaximum(), "d_rtrl", xs[0], batch_size=2)
-    with warns("non-finite states or traces: 0. "):
+    with warns("step 2 "):
         learner.etrace_online(
             xs, step_fn=lambda x: jnp.mean(learner(x) ** 2), optimizer=optax.sgd(0.0)
         )
@@ -184,7 +184,7 @@ def test_initial_states_are_drawn_for_a_skipped_update_alone():
     before = key()
     learner.etrace_online(xs, **options)
     np.testing.assert_array_equal(key(), before)
-    with warns(": 1\\.", "fill them"):
+    with warns("step 3 ", "fill them"):
         learner.etrace_online(xs.at[3, 1].set(jnp.nan), **options)
     assert np.any(key() != before)
     assert np.isfinite(model.w.value).all()
@@ -196,7 +196,7 @@ def test_initial_states_are_drawn_for_a_skipped_update_alone():
 
 @pytest.mark.core
 @pytest.mark.parametrize(("where", "every"), [("loss", 1), ("gradient", 3)])
-def test_an_error_names_step_loss_and_parameter(where, every):
+def test_an_error_names_step_and_loss(where, every):
     """The learner is as it was."""
     learner = learner_of()
     learner.init_optimizer(OPTIMIZER)
@@ -220,9 +220,8 @@ def test_an_error_names_step_loss_and_parameter(where, every):
     assert isinstance(error, FloatingPointError)
     assert error.step == (3 if where == "gradient" else 4)
     assert error.steps == every
-    assert error.parameter in ("w0", "b0", "d0", "out")
     assert np.isfinite(error.loss) == (where == "gradient")
-    assert error.parameter in str(error) and str(error.step) in str(error)
+    assert f"{where} is not finite" in str(error) and str(error.step) in str(error)
     assert_same(state_of(learner), before, 0)
 
 

@@ -1,26 +1,33 @@
-"""Traces between two programs: arrays, known zeros, or deferred; and the State that holds them.
+"""States that a learner carries from call to call: its traces, and those of its optimizer.
 
-Each form is a pytree, so JAX compiles a program for each, also inside a user's ``jit``: one that
-starts from zeros has no product with old traces, and one that ends with deferred traces does not
-compute them. Loops need a constant structure. In the body of a ``scan``, ``while_loop`` or
-``cond``, all results are therefore arrays.
+Traces between two programs are arrays, known zeros, or deferred. Each form is a pytree, so JAX
+compiles a program for each, also inside a user's ``jit``: one that starts from zeros has no product
+with old traces, and one that ends with deferred traces does not compute them. Loops need a constant
+structure. In the body of a ``scan``, ``while_loop`` or ``cond``, all results are therefore arrays.
 """
 
 import dataclasses
+import functools
 import operator
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
 
 import brainstate
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .. import _brainstate
+from .._checks import differences, level_of_user
 from .._core.traces import Pairs, examples, unpack
-from .._errors import LostTracesError, OptionError
+from .._errors import LostTracesError, NonFiniteWarning, OptionError, in_words
 from .._graph.method import Traces
 from .._graph.traced_model import StateLeaf
-from .._typing import Path, path_name
+from .._jax import strongly_typed
+from .._typing import Path, PyTree, path_name
+from ..sharding import on_host
+from .arguments import key_of
 
 
 @jax.tree_util.register_static
@@ -335,3 +342,109 @@ RAW = (
     "    state, output = pure.step(state, x)  # inside\n"
     "or the transformation of brainstate, such as `brainstate.transform.jit`, `grad` or `for_loop`."
 )
+
+# --- the optimizer
+
+
+MOST_RUNNING = 8
+"""Maximum number of calls of one step whose results are not read yet."""
+
+
+class LearnerOptimizer(brainstate.graph.Node):
+    """State of the optimizer of a learner, and the number of updates that were skipped.
+
+    Attributes
+    ----------
+    transformed
+        State of a gradient transformation; ``None`` if there is none.
+    begun
+        The transformation that it belongs to, and its cache key.
+    skipped
+        Number of updates that were omitted because of non-finite numbers.
+    calls
+        Skipped updates by step of calls that may still run, and the index of their first step.
+    """
+
+    def __init__(self) -> None:
+        self.transformed = brainstate.LongTermState(None)
+        self.begun: _brainstate.Hidden[tuple[Any, Any]] = _brainstate.Hidden((None, None))
+        # From NumPy: `jnp.zeros` compiles a program.
+        self.skipped = brainstate.LongTermState(jnp.asarray(np.zeros((), np.int32)))
+        self.calls: _brainstate.Hidden[list[tuple[jax.Array, int]]] = _brainstate.Hidden([])
+
+    def write(self, value: PyTree) -> None:
+        """Write the state of the optimizer; ``None`` removes it."""
+        if value is None:
+            self.begun = _brainstate.Hidden((None, None))
+        self.transformed.value = strongly_typed(value)
+
+    def begin(self, optimizer: Any, parameters: Callable[[], PyTree], creates: bool = True) -> None:
+        """Initialise an optimizer, with its current state or a new one.
+
+        Parameters
+        ----------
+        optimizer, parameters
+            The optimizer, and a function that returns the parameters, in the structure of their
+            gradients.
+        creates
+            Whether its state may be created here, and not only be continued.
+
+        Raises
+        ------
+        OptionError
+            If there is another one, or if its state would be created inside a transformation.
+        """
+        held, (begun, _) = _brainstate.peek(self.transformed), self.begun.value
+        if begun is optimizer and held is not None:
+            return
+        if held is None and (_brainstate.is_watched() or not creates):
+            raise OptionError(
+                "The state of `optimizer` would be created inside a transformation or a pure "
+                "function, which cannot store it: call `learner.init_optimizer(optimizer)` before."
+            )
+        with in_words(
+            lambda: (
+                "`optimizer` is not an `optax.GradientTransformation`, or its `init` fails for "
+                "the parameters. Of another optimizer, pass `update_fn=optimizer.update`"
+            )
+        ):
+            fresh = functools.partial(optimizer.init, parameters())
+            start = fresh() if held is None else jax.eval_shape(fresh)
+        if held is None:
+            self.transformed.value = strongly_typed(start)
+        elif differences(held, start):
+            raise OptionError(
+                f"The learner holds the state of another optimizer ({type(begun).__name__}). To "
+                "use this one, write `learner.optimizer_state = None` first."
+            )
+        self.begun = _brainstate.Hidden((optimizer, key_of(optimizer.update)))
+
+    def notice(self, skips: jax.Array, start: int) -> None:
+        """Warn of updates that a call has skipped; after single steps, at the latest the eighth."""
+        if not _brainstate.is_watched():
+            self.calls.value.append((skips, start))
+            if len(skips) > 1 or len(self.calls.value) > MOST_RUNNING:
+                self.notice_all()
+
+    def notice_all(self) -> None:
+        """Wait for all calls, and warn at the first skipped update, and then at powers of ten."""
+        calls, self.calls.value = self.calls.value, []
+        found = [(on_host(skips), start) for skips, start in calls]
+        bad = [(skips, start + int(np.argmax(skips))) for skips, start in found if skips.any()]
+        if not bad:
+            return
+        count = int(on_host(self.skipped.value))
+        known = count - sum(int(np.sum(skips)) for skips, _ in bad)
+        if len(str(count)) > len(str(known or "")):
+            skips, step = bad[0]
+            warnings.warn(
+                f"A loss or gradient is NaN or infinite, first at step {step} of "
+                f"{'this' if len(skips) > 1 else 'a'} call. Updates skipped: {count}. Samples with "
+                "non-finite states or traces were reset. If an input has gaps that are NaN, fill "
+                "them (`jnp.nan_to_num`). A skipped update changes neither parameters nor "
+                "optimizer, and `learner.skipped_updates` counts it; the next warning follows at "
+                "the next power of ten. `nonfinite='raise'` stops at the first, and "
+                "`nonfinite='ignore'` updates nevertheless.",
+                NonFiniteWarning,
+                stacklevel=level_of_user(),
+            )
