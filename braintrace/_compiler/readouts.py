@@ -120,19 +120,20 @@ class _Finder:
         self._varying = self._program.dependents_of({*self._program.in_vars} - fixed)
         weights = [leaf.in_var for leaf in self._parameters]
         old = [leaf.in_var for leaf in self.states]
-        self._learning = self._analysis.program.descendants(weights)
-        self._followed = self._analysis.program.descendants([*weights, *old])
+        self._learning = self._program.descendants(weights)
+        self._followed = self._program.descendants([*weights, *old])
         self._targets = seen_by_losses(traced, outputs)
 
     def __call__(self, leaf: StateLeaf) -> _Readout | None:
         """Return a state as a readout; ``None``: it is not one."""
-        analysis, program, old = self._analysis, self._program, leaf.in_var
+        program, old = self._program, leaf.in_var
         new: Any = leaf.out_var
         pairs = ((other.in_var, other.out_var) for other in self.states)
         others: set[Any] = {var for pair in pairs if pair[1] is not new for var in pair}
-        behind = analysis.program.descendants([old])
-        late = analysis.program.ancestors(self._targets, frozenset({new}))
-        if leaf.is_grouped or old in late or not behind.isdisjoint(others):
+        behind = program.descendants([old])
+        late = program.ancestors(self._targets, frozenset({new}))
+        is_apart = others.isdisjoint(program.ancestors([new]))
+        if leaf.is_grouped or is_apart or old in late or not behind.isdisjoint(others):
             return None
         passed, path, products = {new}, set[int](), list[tuple[Equation, int]]()
         biased = shifted = decays = scaled = adds_data = False
@@ -164,7 +165,7 @@ class _Finder:
                 return None
             passed.update(moving)
         filters: dict[Any, Var] = {e.invars[x]: e.invars[x] for e, x in products}
-        below = analysis.program.ancestors(filters)
+        below = program.ancestors(filters)
         is_above = old not in below and not others.isdisjoint(below)
         # An operation that something else reads as well keeps its trace.
         marked = program.made_by(i for i in path if is_marked(program.equations[i]))
