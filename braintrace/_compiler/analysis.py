@@ -163,30 +163,30 @@ def time_of(kind: StateKind, changes: bool) -> BindingTime:
 
 
 def nonlinear_uses(
-    analysis: Analysis, targets: Sequence[Atom], stops: frozenset[Var] = frozenset()
+    program: Program, targets: Sequence[Atom], stops: frozenset[Var] = frozenset()
 ) -> Iterator[tuple[Equation, list[Atom]]]:
     """Yield the ancestors of some targets that have a nonlinear backward rule.
 
     Each equation comes with the operands whose cotangents are not proportional to the cotangents of
     its results. The ancestors of ``stops`` are left out.
     """
-    for index in analysis.program.making(analysis.program.ancestors(targets, stops) - stops):
-        equation = analysis.program.equations[index]
+    for index in program.making(program.ancestors(targets, stops) - stops):
+        equation = program.equations[index]
         operands = nonlinear_operands(equation)
         if operands:
             yield equation, [equation.invars[operand] for operand in sorted(operands)]
 
 
-def states_as_outputs(traced: TracedModel, analysis: Analysis) -> tuple[StateLeaf, ...]:
+def states_as_outputs(traced: TracedModel) -> tuple[StateLeaf, ...]:
     """Return the hidden states after a nonlinear rule that no later step reads."""
-    program = analysis.program
+    program = traced.program
     rules = [equation for equation in program.equations if nonlinear_operands(equation)]
-    ancestors = analysis.program.descendants(var for equation in rules for var in equation.outvars)
-    read = analysis.program.ancestors(program.out_atoms)
+    after = program.descendants(var for equation in rules for var in equation.outvars)
+    read = program.ancestors(program.out_atoms)
     return tuple(
         leaf
         for leaf in traced.leaves
-        if leaf.kind == "hidden" and leaf.in_var not in read and leaf.out_var in ancestors
+        if leaf.kind == "hidden" and leaf.in_var not in read and leaf.out_var in after
     )
 
 

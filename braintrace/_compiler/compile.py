@@ -155,7 +155,7 @@ def _grouped(options: CompilerOptions, traced: TracedModel) -> GroupedStep:
     # No trace can follow a nonlinear `custom_vjp`. A state after one that no later step reads is
     # therefore an output, which needs no trace. The same holds for a readout, whose derivative goes
     # through filters.
-    outputs = (*states_as_outputs(traced, analysis), *traced.filtered)
+    outputs = (*states_as_outputs(traced), *traced.filtered)
 
     # The units of the other hidden states, and the variables that the model continues with.
     leaves = [leaf for leaf in written(traced, "hidden") if leaf not in outputs]

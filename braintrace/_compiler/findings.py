@@ -178,16 +178,17 @@ def _nonlinear(
     step: GroupedStep, groups: Sequence[_Into], carried: Relations
 ) -> Iterator[Diagnostic]:
     """Yield the nonlinear backward rules on the way into groups and into weights."""
+    program = step.traced.program
     for into in groups:
-        for equation, before in nonlinear_uses(step.analysis, into.group.new_vars, into.inside):
+        for equation, before in nonlinear_uses(program, into.group.new_vars, into.inside):
             variables = into.behind(before, into.inside)
             sources = [*into.states_among(variables), *into.weights_among(variables)]
             text = f"through a {NONLINEAR[:-1]}"
             yield from into.findings("warning", "nonlinear-gradient", sources, equation, text)
     parameters = {leaf.in_var for leaf in step.traced.parameters}
     for relation in carried:
-        for equation, before in nonlinear_uses(step.analysis, [*relation.trainable_vars.values()]):
-            if not parameters.isdisjoint(step.analysis.program.ancestors(before)):
+        for equation, before in nonlinear_uses(program, [*relation.trainable_vars.values()]):
+            if not parameters.isdisjoint(program.ancestors(before)):
                 names, name = relation.printed_paths, relation.primitive.name
                 message = f"{quoted(names)} enters `{name}` through a {NONLINEAR}"
                 line = source_line(equation)

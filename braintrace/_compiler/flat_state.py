@@ -109,15 +109,15 @@ def _leaves(step: GroupedStep) -> tuple[StateLeaf, ...]:
 
 def _check_derivatives(step: GroupedStep, leaves: Sequence[StateLeaf], rule: str) -> None:
     """Refuse paths to a state or output with no derivative, or a nonlinear one."""
-    traced, analysis = step.traced, step.analysis
+    program, parameters = step.traced.program, step.traced.parameters
     for diagnostic in untraced_states(step, frozenset()):
         if diagnostic.level == "warning":
             raise CompilationError(
                 f"`{rule}` follows every hidden state, so it refuses this model: {diagnostic}"
             )
-    starts = [leaf.in_var for leaf in (*leaves, *traced.parameters)]
-    descendants = analysis.program.descendants(starts)
-    for equation, operands in nonlinear_uses(analysis, new_vars(leaves)):
+    starts = [leaf.in_var for leaf in (*leaves, *parameters)]
+    descendants = program.descendants(starts)
+    for equation, operands in nonlinear_uses(program, new_vars(leaves)):
         if not descendants.isdisjoint(atom for atom in operands if is_var(atom)):
             raise CompilationError(
                 f"`{rule}` sums gradients of many steps, but a `custom_vjp` "

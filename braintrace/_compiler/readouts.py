@@ -30,7 +30,7 @@ from .._jaxpr.lattices import Labels
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import Path
-from .analysis import Analysis, states_as_outputs
+from .analysis import states_as_outputs
 from .batch import follow, laid_out, with_axes
 from .canonicalize import spell_out_broadcasts, with_program
 from .hidden_groups import seen_by_losses
@@ -110,8 +110,8 @@ class _Finder:
     """Find the hidden states that are leaky readouts of other states."""
 
     def __init__(self, traced: TracedModel, batch: Batch) -> None:
-        self._analysis, self._program = Analysis(traced.program), traced.program
-        outputs = states_as_outputs(traced, self._analysis)
+        self._program, outputs = traced.program, states_as_outputs(traced)
+        self._constants = Constants(traced.program)
         self.states = [leaf for leaf in written(traced, "hidden") if leaf not in outputs]
         self._parameters, unwritten = traced.parameters, ("parameter", "other")
         # A State that resets do not concern, such as a feedback matrix, is fixed as a weight is.
@@ -189,7 +189,7 @@ class _Finder:
             atom = made.invars[0]
         if atom.aval.size == 1:
             return True
-        value = self._analysis.constants.value(atom)
+        value = self._constants.value(atom)
         return value is not None and bool(np.all(value == value.ravel()[:1]))
 
 
