@@ -259,3 +259,26 @@ def zeros_mapped_like(tree: Any, operands: Any) -> Any:
     leaves, structure = jax.tree.flatten(tree)
     shapes = tuple(map(struct_of, leaves))
     return jax.tree.unflatten(structure, _zeros_p.bind(*jax.tree.leaves(operands), shapes=shapes))
+
+
+# --- ring buffers
+
+
+def mirrored(value: Any, start: Any, *, axis: int) -> Any:
+    """Return an array with element ``(start - j) mod n`` at place ``j`` of an axis of length n.
+
+    Applied twice, it returns the array as it was.
+    """
+    size = value.shape[axis]
+    back = jnp.flip(value, axis)
+    twice = jnp.concatenate([back, back], axis)
+    return jax.lax.dynamic_slice_in_dim(twice, (size - 1 - start) % size, size, axis)
+
+
+def _batched_mirror(primitive: Any, operands: Any, dims: Any, params: Any) -> tuple[Any, int]:
+    return jax.vmap(functools.partial(mirrored, **params), dims)(*operands), 0
+
+
+MIRROR = Primitive("mirror")
+"""The same as a primitive, which loops over time recognise."""
+define_from_impl(MIRROR, mirrored, _batched_mirror)

@@ -149,7 +149,7 @@ def leaves_by_var(graph: ETraceGraph, states: States, values: Sequence[Any]) -> 
         inputs[leaf.in_var] = array = to_array(value)
         if array.shape != leaf.shape or array.dtype != leaf.dtype:
             raise _other_shape(leaf, array)
-    return inputs
+    return traced.mirror_rings(inputs)
 
 
 def _other_structure(path: Path, value: Any, expected: Any) -> ShapeError:
@@ -180,6 +180,7 @@ def whole_values(graph: ETraceGraph, new: Mapping[Var, Any]) -> dict[Path, Any]:
         New values of the leaves, by input variable.
     """
     traced = graph.traced
+    new = traced.mirror_rings(new)
     leaves = [new[var] for var in traced.written_vars]
     values = jax.tree.unflatten(traced.tree_of_written, leaves)
     return dict(zip(traced.written_paths, values, strict=True))
@@ -204,20 +205,14 @@ def add_to_states(
     terms
         Terms to add, for some of the hidden states.
     """
-    leaves: dict[Path, list[StateLeaf]] = {}
-    for leaf in graph.traced.leaves:
-        leaves.setdefault(leaf.path, []).append(leaf)
-
-    def added(path: Path | None, value: Any) -> Any:
-        own = leaves.get(path, []) if path is not None else []
-        if not any(leaf.name in terms for leaf in own):
-            return value
-        arrays, tree = jax.tree.flatten(value)
-        pairs = zip(own, arrays, strict=True)
-        parts = [v + terms[leaf.name] if leaf.name in terms else v for leaf, v in pairs]
-        return jax.tree.unflatten(tree, parts)
-
-    return [added(path, value) for path, value in zip(paths, values, strict=True)]
+    known = {path: value for path, value in zip(paths, values, strict=True) if path is not None}
+    states = [known[path] for path in dict.fromkeys(leaf.path for leaf in graph.traced.leaves)]
+    inputs = leaves_by_var(graph, known, states)
+    moved = [leaf for leaf in graph.traced.written if leaf.name in terms]
+    added = {leaf.in_var: inputs[leaf.in_var] + terms[leaf.name] for leaf in moved}
+    new, changed = whole_values(graph, inputs | added), {leaf.path for leaf in moved}
+    pairs = zip(paths, values, strict=True)
+    return [new[path] if path in changed else value for path, value in pairs]
 
 
 # --- initial values

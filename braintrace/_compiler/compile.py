@@ -45,6 +45,7 @@ from .jacobian_sparsity import structure_of
 from .marks import marking_of
 from .readouts import with_filters
 from .relations import find_relations, marked_operations
+from .rings import with_registers
 from .trace import trace_model
 from .units import Units
 
@@ -103,7 +104,7 @@ def compile_model(
     check_hidden_states(traced)
     check_loops(traced)
     if is_elementwise:
-        traced = with_loops_unrolled(traced, options.unroll_limit)
+        traced = with_registers(with_loops_unrolled(traced, options.unroll_limit))
 
     # The batch axis of each state.
     batch = batch_of(model, batch_size, options.samples)

@@ -1,7 +1,7 @@
 """Ring buffers: which writes are read in later steps only.
 
-The places that a ring writes and reads are a fixed distance apart, and depend on counters. A step
-with all counters at zero shows whether they meet.
+The places that a ring writes and reads are a fixed distance apart, and depend on counters, and on
+tables of delays. A step with all counters at zero shows whether they meet.
 """
 
 import jax.numpy as jnp
@@ -32,10 +32,12 @@ def _are_apart(traced: TracedModel, write: Equation, reads: list[Equation]) -> b
     ring, pushed = parts = [write.invars[part] for part in moved_operands(write)]
     if not all(map(is_var, parts)):
         return False
-    counters = {s.in_var for s in traced.written if jnp.issubdtype(s.dtype, jnp.integer)}
+    counters = {s.in_var: 0 for s in traced.written if jnp.issubdtype(s.dtype, jnp.integer)}
+    tables = {s.in_var: s.table for s in traced.leaves if s.table is not None}
+    given = (counters | tables).items()
+    known = {var: jnp.full(var.aval.shape, value, var.aval.dtype) for var, value in given}
     needed = traced.program.depends_on(results, frozenset(parts))
-    if not needed & {*traced.program.in_vars} <= counters | {*parts}:
+    if not needed & {*traced.program.in_vars} <= known.keys() | {*parts}:
         return False
-    zeros = {var: jnp.zeros(var.aval.shape, var.aval.dtype) for var in counters}
     marks = {ring: jnp.zeros_like(ring.aval), pushed: jnp.ones_like(pushed.aval)}
-    return not any(map(np.any, evaluate(traced.program, results, zeros, marks)))
+    return not any(map(np.any, evaluate(traced.program, results, known, marks)))

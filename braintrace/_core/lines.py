@@ -3,24 +3,18 @@
 The new value of such a state is the old value of another one, element by element: the slots of a
 shift register, or States that a value moves through. A state has a *root*, and an *age*: the root
 had its value this many steps ago. If no other state of the group reads them, traces follow the
-*core* alone: the group without these states. The slots of a ring buffer do not move, but their ages
-are known in each step; its root is the variable that it stores.
+*core* alone: the group without these states.
 """
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .._graph.graph import ETraceGraph
 from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation
 from .registers import Numbers
-from .rings import Ring, find_rings
-from .sites import over_first_axis
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,44 +28,15 @@ class Line:
     core
         The graph with the core in the place of the group, and with its relations alone.
     origins
-        For each state of the group, the index of its root in the core, and its age. For a slot of
-        a ring buffer, see `by_age`.
+        For each state of the group, the index of its root in the core, and its age.
     carried
         Indices in the core of the states that its next step reads.
-    rings
-        The ring buffers of the group.
     """
 
     group: HiddenGroup
     core: ETraceGraph
     origins: tuple[tuple[int, int], ...]
     carried: tuple[int, ...]
-    rings: tuple[Ring, ...]
-
-    def by_age(
-        self, values: Mapping[int, jax.Array], written: Sequence[jax.Array], passed: int = 0
-    ) -> dict[int, jax.Array]:
-        """Return values of states with the slots of ring buffers in the order of their ages.
-
-        Parameters
-        ----------
-        values
-            Values of states, by index.
-        written
-            The slot of each ring buffer that a step wrote, or that each of several steps did.
-        passed
-            How many steps before it the values were read.
-        """
-        found, axis = dict(values), written[0].ndim if written else 0
-        for ring, newest in zip(self.rings, written, strict=True):
-            if ring.states[0] in values:
-                ages = np.arange(passed, len(ring.states) + passed)
-                slots = (newest[..., None] - ring.turn * ages) % len(ring.states)
-                stacked = jnp.stack([values[a] for a in ring.states], axis)
-                slots = over_first_axis(slots, stacked.ndim)
-                aged = jnp.take_along_axis(stacked, slots, axis, mode="promise_in_bounds")
-                found |= zip(ring.states, jnp.moveaxis(aged, axis, 0), strict=True)
-        return found
 
     @property
     def core_group(self) -> HiddenGroup:
@@ -104,26 +69,15 @@ def lines_of(graph: ETraceGraph) -> tuple[Line, ...]:
 
 
 def _line_of(graph: ETraceGraph, group: HiddenGroup) -> Line | None:
-    rings = tuple(find_rings(graph.traced, group))
-    ring_of = {a: ring for ring in rings for a in ring.states}
-    pairs = group.transition  # without slots that keep their values
-    read = [(a, c) for a, c in pairs if c not in ring_of or ring_of.get(a) is not ring_of[c]]
-    origins = _origins(graph, group, rings, read)
+    origins = _origins(graph, group)
     moved = {a for a, (root, _) in enumerate(origins) if root != a}
-    is_read = any(c in ring_of or (c in moved and a not in moved) for a, c in read)
+    is_read = any(c in moved and a not in moved for a, c in group.transition)
     is_complex = any(np.issubdtype(state.dtype, np.complexfloating) for state in group.states)
     if not any(age for _, age in origins) or is_read or is_complex:
         return None
     kept = [a for a in range(len(group.states)) if a not in moved]
     places = {a: place for place, a in enumerate(kept)}
-    first = {ring.states[0]: ring for ring in rings}
-    stored = dataclasses.replace(
-        group,
-        new_vars=tuple(first[a].pushed if a in first else v for a, v in enumerate(group.new_vars)),
-        layouts=tuple(first[a].layout if a in first else v for a, v in enumerate(group.layouts)),
-        transition=tuple(read),
-    )
-    core = _core(stored, kept, places)
+    core = _core(group, kept, places)
     carried = core.read_states
     relations = tuple(
         _of_core(relation, group.index, core, places, carried)
@@ -137,57 +91,35 @@ def _line_of(graph: ETraceGraph, group: HiddenGroup) -> Line | None:
         dataclasses.replace(graph, **changes),  # type: ignore[arg-type]
         tuple((places[root], age) for root, age in origins),
         carried,
-        rings,
     )
 
 
-def _origins(
-    graph: ETraceGraph,
-    group: HiddenGroup,
-    rings: tuple[Ring, ...],
-    read: Sequence[tuple[int, int]],
-) -> list[tuple[int, int]]:
-    """Return the root of each state, and its age.
-
-    Parameters
-    ----------
-    graph, group, rings
-        The compiled model, one of its groups, and the ring buffers of the group.
-    read
-        Pairs of states of which the first reads the second.
-    """
+def _origins(graph: ETraceGraph, group: HiddenGroup) -> list[tuple[int, int]]:
+    """Return the root of each state, and its age."""
     units, states = group.num_positions, range(len(group.states))
     numbers = Numbers()
     for a, (state, layout) in enumerate(zip(group.states, group.old_layouts, strict=True)):
         layout = np.arange(units) if layout is None else layout
         own = numbers.setdefault(state.in_var, np.full(state.shape, -1))
         own.flat[np.flatnonzero(layout >= 0)] = a * units + layout[layout >= 0]
-    given = [*zip(group.new_vars, group.layouts, strict=True)]
-    slots = {a: ring for ring in rings for a in ring.states}
-    for ring in rings:
-        given[ring.states[0]] = ring.pushed, ring.layout
-    numbers.follow(graph.traced.program, [var for var, _ in given])
-    every = [_in_units(numbers.of(var), layout, units) for var, layout in given]
+    numbers.follow(graph.traced.program, group.new_vars)
+    pairs = zip(group.new_vars, group.layouts, strict=True)
+    every = [_in_units(numbers.of(var), layout, units) for var, layout in pairs]
     old = range(0, units * len(states), units)
     source = {
         a: int(own[0]) // units
         for a, own in enumerate(every)
-        if a not in slots and own[0] in old and np.array_equal(own - own[0], np.arange(units))
+        if own[0] in old and np.array_equal(own - own[0], np.arange(units))
     }
     # States with equal values have one root: one that a computed state reads, or the first.
-    is_read = {c for a, c in read if a not in source}
+    is_read = {c for a, c in group.transition if a not in source}
     first = dict[bytes, int]()
     for a in sorted(states, key=lambda a: a not in is_read):
         if a not in group.downstream and every[a].min() >= 0:
             first.setdefault(every[a].tobytes(), a)
     roots = [a if a in is_read else first.get(every[a].tobytes(), a) for a in states]
-    origins = []
-    for a in states:
-        root, age = _origin(source, a)
-        if a in slots:
-            root, age = slots[a].states[0], slots[a].states.index(a)
-        origins.append((roots[root], age))
-    return origins
+    origins = (_origin(source, a) for a in states)
+    return [(roots[root], age) for root, age in origins]
 
 
 def _in_units(numbers: np.ndarray, layout: np.ndarray | None, units: int) -> np.ndarray:

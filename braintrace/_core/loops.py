@@ -174,11 +174,10 @@ class Loops:
                 over_time.update(recorded)
                 for k, value in zip(loop.carried, last, strict=True):
                     states[k] = value
-            given = [register.pushed for register in loop.registers]
-            given = values_over_time(self.map_products, self.program, given, fixed, over_time)
-            for register, values in zip(loop.registers, given, strict=True):
-                k = register.state
-                states[k], over_time[register.old] = register.run(start[k], values)
+            for register in loop.registers:
+                read, k = [register.pushed, *register.mirrors], register.state
+                values = values_over_time(self.map_products, self.program, read, fixed, over_time)
+                states[k], over_time[register.old] = register.run(start[k], *values)
         return states, over_time
 
     def _run_loop(
@@ -344,7 +343,7 @@ def find_loops(
         targets = [program.out_atoms[k] for k in carried]
         targets += [atom for equation in run for atom in (*equation.invars, *equation.outvars)]
         inside = find_varying(step, program, targets, available | products)
-        pushed = [register.pushed for register in own]
+        pushed = [var for register in own for var in (register.pushed, *register.mirrors)]
         behind = find_varying(step, program, pushed, available | products | inside)
         needed = (inside | behind) & products - available
         before = find_varying(step, program, needed, available)

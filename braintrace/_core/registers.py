@@ -4,7 +4,8 @@ A loop that carries a register copies all its slots at every step, and records t
 does not depend on the register, nor on what reads it, the loop does without: before step ``t``, the
 slot of age ``a`` has the value that the variable had at step ``t - 1 - a``. A program that reads
 some slots for all steps then computes no other (ten slots behind a leaky layer: 1.0 instead of 1.7
-of the time without a delay, on a CPU).
+of the time without a delay, on a CPU). A ring buffer is a register between two conversions, of
+which a chunk needs the first and the last.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._jax import Atom, Equation, Var, is_var
+from .._jax_kernels import MIRROR, mirrored
 from .._jaxpr.evaluate import Constants
 from .._jaxpr.primitives import moved_operands, sources_of
 from .._jaxpr.program import Program
@@ -72,6 +74,8 @@ class Register:
         The variable.
     axis, newest_first
         Axis of the slots, and their order.
+    mirrors
+        Of a ring buffer, the variables of `mirrored` before and after a step; else empty.
     """
 
     state: int
@@ -79,23 +83,30 @@ class Register:
     pushed: Var
     axis: int
     newest_first: bool
+    mirrors: tuple[Var, ...]
 
-    def run(self, start: jax.Array, pushed: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the State after some steps, and before each of them.
+    def run(
+        self, start: jax.Array, pushed: jax.Array, *mirrors: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the State after some steps, and its slots in order before each of them.
 
         Parameters
         ----------
         start
             The State before the first step.
-        pushed
-            Values of the variable, time first.
+        pushed, *mirrors
+            Values of the variables, time first.
         """
+        if mirrors:
+            start = mirrored(start, mirrors[0][0], axis=self.axis)
         steps, slots = len(pushed), start.shape[self.axis]
         first = jnp.moveaxis(start, self.axis, 0)
         oldest_first = jnp.flip(first, 0) if self.newest_first else first
         history = jnp.concatenate([oldest_first, pushed.reshape(steps, *first.shape[1:])])
         ages = range(slots)[:: -1 if self.newest_first else 1]
         last = jnp.stack([history[steps + age] for age in ages], self.axis)
+        if mirrors:
+            last = mirrored(last, mirrors[1][-1], axis=self.axis)
         return last, jnp.stack([history[age : age + steps] for age in ages], self.axis + 1)
 
 
@@ -109,15 +120,29 @@ def find_registers(program: Program, carried: Iterable[Var]) -> Iterator[Registe
     carried
         The old values of the States.
     """
-    for state, (old, new) in enumerate(zip(carried, program.out_atoms, strict=False)):
+    for state, pair in enumerate(zip(carried, program.out_atoms, strict=False)):
+        (old, new), mirrors = _without_mirrors(program, *pair)
         moving = program.dependents_of([old]) & program.depends_on([new])
-        equations = [program.equations[index] for index in program.making(moving)]
+        equations = [program.equations[index] for index in program.making(moving - {old})]
         operands = [e.invars[part] for e in equations for part in moved_operands(e)]
         given = {atom for atom in operands if is_var(atom) and atom not in moving}
         if all(map(moved_operands, equations)) and len(given) == 1:
             (pushed,) = given
             for axis, newest_first in _orders(program, old, new, pushed):
-                yield Register(state, old, pushed, axis, newest_first)
+                yield Register(state, old, pushed, axis, newest_first, mirrors)
+
+
+def _without_mirrors(
+    program: Program, old: Var, new: Atom
+) -> tuple[tuple[Var, Atom], tuple[Var, ...]]:
+    """Return the variables of the register that a ring buffer is, and of the two conversions."""
+    after, uses = program.maker(new), program.readers.get(old, ())
+    readers = [program.equations[index] for index, _ in uses]
+    is_mirrored = all(e.primitive is MIRROR for e in (after, *readers) if e is not None)
+    read = [e for e in readers if e.outvars[0] in program.readers]
+    if after is None or len(read) != 1 or not is_mirrored:
+        return (old, new), ()
+    return (read[0].outvars[0], after.invars[0]), (read[0].invars[1], after.invars[1])
 
 
 def _orders(program: Program, old: Var, new: Var, pushed: Var) -> Iterator[tuple[int, bool]]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from .._errors import ShapeError
 from .._jax import Atom, Var, struct_of
+from .._jax_kernels import MIRROR
 from .._jaxpr.evaluate import evaluate
 from .._jaxpr.program import Program
 from .._typing import Path, PyTree, path_name
@@ -39,6 +40,8 @@ class StateLeaf:
         Whether each sample has a value of its own (`ShortTermState`).
     in_var, out_var
         Value before the step, and after it (``None`` if the step does not write it).
+    table
+        Value at compilation of an array of integers that no step writes; else ``None``.
     """
 
     path: Path
@@ -48,6 +51,7 @@ class StateLeaf:
     per_sample: bool
     in_var: Var
     out_var: Atom | None
+    table: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,6 +73,31 @@ class StateLeaf:
         return path_name(self.path) + (f"#{self.leaf}" if self.leaf else "")
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ring:
+    """A ring buffer, which is a shift register in the program of a step.
+
+    Attributes
+    ----------
+    state, counter
+        Indices of its leaf, and of the leaf of a counter.
+    axis, newest_first
+        Axis of the slots, and their order in the register.
+    first
+        The slot that is the first of the register when the counter is zero.
+    """
+
+    state: int
+    counter: int
+    axis: int
+    newest_first: bool
+    first: int
+
+    def start(self, counter: Any) -> Any:
+        """Return the place where `mirrored` turns the ring buffer into the register, and back."""
+        return self.first + counter if self.newest_first else self.first - counter
+
+
 FILTERS = "<filters>"
 """First part of the path of a filter that the compiler has added to a step. The name of its readout
 is the second."""
@@ -81,7 +110,7 @@ class TracedModel:
     ``has_found_marks`` is true if the compiler has marked parameters itself; ``unmarked`` has
     diagnostics for the uses that it could not mark. ``readouts`` has the paths of the parameters of
     each leaky readout, by name. The leaves and inputs of their filters come last, and
-    ``unfiltered`` is the model without them.
+    ``unfiltered`` is the model without them. ``rings`` are the ring buffers.
     """
 
     program: Program
@@ -99,6 +128,7 @@ class TracedModel:
     unmarked: tuple[Diagnostic, ...] = ()
     readouts: Mapping[str, tuple[Path, ...]] = dataclasses.field(default_factory=dict)
     unfiltered: "TracedModel | None" = None
+    rings: tuple[Ring, ...] = ()
 
     @property
     def parameters(self) -> tuple[StateLeaf, ...]:
@@ -129,6 +159,15 @@ class TracedModel:
     def written_paths(self) -> tuple[Path, ...]:
         """Paths of the States that the step writes."""
         return tuple(dict.fromkeys(leaf.path for leaf in self.written))
+
+    def mirror_rings(self, values: Mapping[Var, Any]) -> dict[Var, Any]:
+        """Return values of leaves with registers for ring buffers, or the other way round."""
+        mirrored = dict(values)
+        for ring in self.rings:
+            state, counter = self.leaves[ring.state].in_var, self.leaves[ring.counter].in_var
+            start = ring.start(values[counter])
+            mirrored[state] = MIRROR.bind(values[state], start, axis=ring.axis)
+        return mirrored
 
     @functools.cached_property
     def tree_of_states(self) -> PyTree:

@@ -184,10 +184,12 @@ class Recorder:
             values = leaves_by_var(learner.graph, states, values_of(states.values()))
             self._old = {leaf.in_var: values[leaf.in_var] for leaf in followed}
             terms = {leaf.name: past[pre_step_probe(leaf)] for leaf in followed}
+            now = values_of(states.values())
+            seen = dict(
+                zip(states, add_to_states(learner.graph, [*states], now, terms), strict=True)
+            )
             hidden = traced_states(learner)
-            now = [state.value for state in hidden.values()]
-            seen = add_to_states(learner.graph, list(hidden), now, terms)
-            write_by_path(hidden, dict(zip(hidden, seen, strict=True)))
+            write_by_path(hidden, {path: seen[path] for path in hidden})
         self._observe()
 
     def _observe(self) -> None:

@@ -1,7 +1,4 @@
-"""Factors of the last steps of a group behind a delay line: ``D``, ``Df`` and ``x`` by name.
-
-The slots that ring buffers have written are among them.
-"""
+"""Factors of the last steps of a group behind a delay line: ``D``, ``Df`` and ``x`` by name."""
 
 import dataclasses
 import functools
@@ -59,21 +56,13 @@ def factors_of(line: Line, records: Records) -> Factors:
         for name in factors:
             if name.startswith("D "):
                 factors[name] = jnp.where(is_new, 0, factors[name])
-    factors |= {f"x {key}": records.x[key] for key in _inputs(core)}
-    return factors | {f"written {k}": slot for k, slot in enumerate(slots_written(line, records))}
+    return factors | {f"x {key}": records.x[key] for key in _inputs(core)}
 
 
 def rows_of(line: Line) -> dict[str, TraceSite]:
     """Return the first operation of each row of ``Df``, by `row_name`."""
     sites = reversed(trace_sites(line.core, line.core_group))
     return {row_name(line.core, site): site for site in sites}
-
-
-def slots_written(line: Line, records: Records) -> list[jax.Array]:
-    """Return the slot of each ring buffer that each step of a chunk wrote."""
-    names = names_of(line.core.traced.program, [ring.pointer for ring in line.rings])
-    pairs = zip(line.rings, names, strict=True)
-    return [jnp.asarray(r.slots, jnp.int32)[records.values[n] % len(r.slots)] for r, n in pairs]
 
 
 def _inputs(core: ETraceGraph) -> dict[str, Any]:
@@ -85,7 +74,7 @@ def _inputs(core: ETraceGraph) -> dict[str, Any]:
 def specs_of_factors(line: Line) -> dict[str, TraceSpec]:
     """Return the specifications of the factors of the last steps; a reset makes them zero."""
     core, steps = line.core, line.steps
-    read = [*read_vars(core), *(ring.pointer for ring in line.rings)]
+    read = read_vars(core)
     values = dict(zip(names_of(core.traced.program, read), map(_one_step, read), strict=True))
     x = {key: _one_step(relation.x_var) for key, relation in _inputs(core).items()}
     given = Records(x, values=values)
@@ -111,8 +100,6 @@ def _one_step(var: Any) -> jax.ShapeDtypeStruct:
 def entries_of_samples(line: Line, name: str, flags: jax.Array) -> jax.Array:
     """Return the entries of a factor of one step that belong to flagged samples."""
     kind, key = name.split(" ", 1)
-    if kind == "written":  # it is shared
-        return jnp.zeros((), bool)
     if kind == "x":
         relation = _inputs(line.core)[key]
         rows = rows_of_samples(line.core, filter_key(line.core, relation), flags)

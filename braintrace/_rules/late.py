@@ -49,7 +49,7 @@ from .._errors import CompilationError
 from .._etrace_op.registry import Arrays
 from .._etrace_op.rules import has_derived_traces
 from .._graph.graph import ETraceGraph
-from .._graph.method import Adjoints, Chunk, Records, Signal, Traces, Weights
+from .._graph.method import Adjoints, Chunk, Signal, Traces, Weights
 from .._graph.trace_spec import TraceSpec, TraceSpecs, specs_of
 from .d_rtrl import (
     ParameterTraces,
@@ -68,7 +68,6 @@ from .factors import (
     records_of,
     rows_of,
     slice_steps,
-    slots_written,
     specs_of_factors,
 )
 
@@ -129,7 +128,7 @@ class LateTraces(ParameterTraces):
         for line in _lines(graph):
             if after is not None:
                 traces, factors = _of_line(line, after)
-                signals = list(_injections(line, chunk.records, signal, line.steps))
+                signals = list(_injections(line, signal, line.steps))
                 own = _gradient_at_present(line, chunk, signals, traces, factors)
             else:
                 own = _gradient_of_chunk(line, chunk, signal, *_of_line(line, before))
@@ -159,9 +158,7 @@ class LateTraces(ParameterTraces):
         gradients = super().contract(rest, adjoints, _of_rest(chunk.graph, rests))
         for line in _lines(chunk.graph):
             trace, past = _of_line(line, traces)
-            last = as_arrays(past)
-            written = [last[f"written {k}"][last[AT] - 1] for k, _ in enumerate(line.rings)]
-            pairs = line.by_age(adjoints[line.group.index], written, passed).items()
+            pairs = adjoints[line.group.index].items()
             origins = ((line.origins[a], mu[None]) for a, mu in pairs)
             present = line.steps - passed
             signals = [Injection(root, present - age, mu) for (root, age), mu in origins]
@@ -349,14 +346,14 @@ def _pull(
     return scan_records(step, end, (slice_steps(factors, 0, steps), signal), steps, reverse=True)
 
 
-def _injections(line: Line, records: Records, signal: Signal, first: int) -> Iterator[Injection]:
+def _injections(line: Line, signal: Signal, first: int) -> Iterator[Injection]:
     """Yield the signals of the steps of a chunk; ``first`` is the number of its first step."""
-    group, written = line.group, slots_written(line, records)
+    group = line.group
     before = [pre_step_probe(state) for state in group.states]
     kinds = (group.probes, new_state_to_elements), (before, old_state_to_elements)
     for passed, (names, convert) in enumerate(kinds):
         own = {a: convert(group, a, signal[n]) for a, n in enumerate(names) if n in signal}
-        for a, value in line.by_age(own, written, passed).items():
+        for a, value in own.items():
             root, age = line.origins[a]
             yield Injection(root, first - age, value[passed:])
 
@@ -398,7 +395,7 @@ def _gradient_of_chunk(
         past = first_steps(past, line.steps)
         factors = {name: jnp.concatenate([past[name], f]) for name, f in factors.items()}
     first = 1 if is_new else 1 + line.steps
-    injections = _injections(line, records, signal, first)
+    injections = _injections(line, signal, first)
     if records.reset is not None:
         injections = (_without_resets(line, records.reset, first, own) for own in injections)
     placed = _placed(injections, records_of(factors).steps)

@@ -506,6 +506,10 @@ ALONE = (
     "register_of_which_every_value_is_read",
     "a_layer_behind_a_register",
     "two_lines_in_a_row",
+    "one_delay_for_each_unit",
+    "ring_that_counts_down",
+    "ring_beside_a_register",
+    "ring_of_currents",
 )
 
 
@@ -537,8 +541,11 @@ def test_derivatives_pass_a_register_outside_of_the_loops(rule, options):
     oracle.assert_close(found, literal, 1e-10)
 
 
-@pytest.mark.parametrize("name", ["register_by_roll", "a_layer_behind_a_register"])
-def test_no_loop_carries_or_records_a_register(name):
+MOVING = ["register_by_roll", "a_layer_behind_a_register", "one_delay_for_each_unit"]
+
+
+@pytest.mark.parametrize("name", MOVING)
+def test_no_loop_carries_or_records_a_register_or_a_ring(name):
     learner = compiled(name)
     pure = learner.functional()
 
@@ -549,6 +556,22 @@ def test_no_loop_carries_or_records_a_register(name):
     loops = [equation for equation in found if equation.primitive.name == "scan"]
     shapes = {var.aval.shape[-3:] for loop in loops for var in loop.outvars}
     assert loops and shapes.isdisjoint({(SLOTS, BATCH, UNITS), (BATCH, SLOTS, UNITS)})
+
+
+@pytest.mark.parametrize("name", ["ring_that_counts_down", "ring_beside_a_register"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_ring_buffer_has_its_values_in_the_slots_of_the_model(name, streams):
+    learner, alone = compiled(name), Model(LINES[name], Marked(), np.float64)
+    brainstate.nn.init_all_states(alone, batch_size=BATCH)
+    if streams:
+        gradient(learner, "by_stream")
+    else:
+        without_resets(learner)
+    for x in XS:
+        alone.update(x)
+    expected = alone.states(brainstate.ShortTermState)
+    for path, state in learner.module.states(brainstate.ShortTermState).items():
+        np.testing.assert_allclose(state.value, expected[path].value, rtol=1e-12)
 
 
 def test_behind_a_register_is_one_trace_of_some_steps_ago():
@@ -583,7 +606,7 @@ def test_the_late_trace_of_a_ring_takes_the_bytes_that_the_report_says():
     (late,), (slots,) = late.report().delays, skips.report().delays
     of_trace, steps = BATCH * INPUTS * UNITS * 8, SLOTS + 1
     of_factors = 4 * BATCH * UNITS + BATCH * INPUTS  # D and Df of both states, and x
-    assert late.stored_bytes == of_trace + steps * (8 * of_factors + 4) + 4
+    assert late.stored_bytes == of_trace + steps * 8 * of_factors + 4
     assert (slots.form, slots.stored_bytes) == ("a trace for each of 3 values", SLOTS * of_trace)
 
 
@@ -727,9 +750,23 @@ class Rings(Delays):
         return late @ self.out.value
 
 
+class TwoRings(Rings):
+    """The delays of the second ring are in a State that no step writes."""
+
+    def init_state(self, batch_size=None, **_):
+        super().init_state(batch_size)
+        self.delays = brainstate.ShortTermState(np.full(UNITS, 2))
+
+    def update(self, x):
+        super().update(x)
+        history = self.second.history.value
+        slots = (self.second.write_ptr.value - 1 - self.delays.value) % len(history)
+        return history[slots, ..., np.arange(UNITS)].T @ self.out.value
+
+
 @pytest.mark.filterwarnings("ignore:Weight .w. gets no gradient")  # again, for a window
-@pytest.mark.parametrize("has_two", [False, True])
-def test_a_weight_behind_two_rings_in_a_row_is_reported(has_two):
+@pytest.mark.parametrize(("kind", "has_two"), [(Rings, False), (Rings, True), (TwoRings, True)])
+def test_a_weight_behind_two_rings_in_a_row_is_reported(kind, has_two):
     """A ring is read where it has not just been written, whatever its index is."""
 
     def advance(ops, p, h, x, hold):
@@ -743,7 +780,7 @@ def test_a_weight_behind_two_rings_in_a_row_is_reported(has_two):
 
     weights = {"w": WEIGHTS["w"], "r": WEIGHTS["r"], "out": WEIGHTS["out"]}
     two = Line(advance, weights, {"h": H, "line": FRONT, "a": H, "late": FRONT}, read)
-    model = Rings(two, Marked(), np.float64)
+    model = kind(two, Marked(), np.float64)
     model.has_two = has_two
     learner = quietly_compiled(model, "d_rtrl", XS[0], batch_size=BATCH)
     silent = [d.paths[0] for d in warned(learner) if "gets no gradient" in d.message]

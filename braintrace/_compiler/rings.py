@@ -1,0 +1,216 @@
+"""Ring buffers as shift registers: their slots in the order of age.
+
+A step writes the slot of a ring buffer that a counter says, and reads others. In the order of their
+ages, the step moves all slots on, and reads the same ones at every step. The order is found by
+running the counter for some steps.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._graph.traced_model import Ring, StateLeaf, TracedModel
+from .._jax import Atom, Equation, Var, bind, is_var, trace_to_jaxpr
+from .._jax_kernels import mirrored
+from .._jaxpr.evaluate import Rule, evaluate
+from .._jaxpr.primitives import READS, WRITES, moved_operands
+from .._jaxpr.program import Program, program_of
+from .canonicalize import with_program
+
+Convert: TypeAlias = Callable[[Any], Any]
+
+MOST_STEPS = 4096  # a counter may count to more than the number of slots
+
+
+class _Found(NamedTuple):
+    """A ring buffer with the equations that read and write it.
+
+    Attributes
+    ----------
+    ring, old, counter
+        The ring buffer, and the variables with its value and its counter before a step.
+    write
+        The equation that writes a slot.
+    reads
+        For some equations, by index, the elements of the register that their results always are.
+    """
+
+    ring: Ring
+    old: Var
+    counter: Var
+    write: Equation
+    reads: Mapping[int, np.ndarray]
+
+
+def with_registers(traced: TracedModel) -> TracedModel:
+    """Return a step whose hidden ring buffers have their slots in the order of age."""
+    program = traced.program
+    hidden = (place for place, leaf in enumerate(traced.leaves) if leaf.kind == "hidden")
+    found = [own for place in hidden if (own := _find_ring(traced, place)) is not None]
+    if not found:
+        return traced
+
+    def run(*values: jax.Array) -> list[Any]:
+        inputs = dict(zip(program.in_vars, values, strict=True))
+        rules, in_slots = dict[int, Rule](), dict[Var, Convert]()
+        for own in found:
+            rules = _rules_of(program, own, inputs[own.counter], in_slots) | rules
+            rules[program.producer[own.write.outvars[0]]] = _push(own.ring, in_slots)
+        return evaluate(program, program.out_atoms, inputs, rules=rules, effects=True)
+
+    new = program_of(trace_to_jaxpr(run, [var.aval for var in program.in_vars]))
+    rings = tuple(own.ring for own in found)
+    return dataclasses.replace(with_program(traced, new), rings=rings)
+
+
+def _find_ring(traced: TracedModel, place: int) -> _Found | None:
+    """Return the ring buffer that a State is; ``None``: it is another State."""
+    program, leaf = traced.program, traced.leaves[place]
+    old, write = leaf.in_var, program.maker(leaf.out_var) if leaf.out_var is not None else None
+    if write is None or write.primitive.name not in WRITES or not moved_operands(write):
+        return None
+    first, pushed = parts = [write.invars[part] for part in moved_operands(write)]
+    inputs = program.depends_on(write.outvars, {*filter(is_var, parts)}) & {*program.in_vars}
+    counters = [k for k, s in enumerate(traced.leaves) if {s.in_var} == inputs - {old, pushed}]
+    is_read_out = sum(atom is old or atom is leaf.out_var for atom in program.out_atoms) > 1
+    if first is not old or not is_var(pushed) or not counters or is_read_out:
+        return None
+    counter = traced.leaves[counters[0]]
+    steps = _count(program, counter, 2 * max(old.aval.shape, default=0))
+    for axis, slots in enumerate(old.aval.shape):
+        if steps is None or slots * pushed.aval.size != old.aval.size or slots == 1:
+            continue
+        written = _slots_written(program, write, counter.in_var, axis, steps[: 2 * slots])
+        turn = 1 if (written[1] - written[0]) % slots == 1 else -1
+        every = (written[0] + turn * steps) % slots
+        is_regular = (np.diff(every) % slots == turn % slots).all() and written[0] >= 0
+        if is_regular and np.array_equal(every[: 2 * slots], written):
+            ring = Ring(place, counters[0], axis, turn == 1, int(written[0]) - (turn == 1))
+            reads = _constant_reads(traced, ring, write, steps[: 2 * slots])
+            return _Found(ring, old, counter.in_var, write, reads)
+    return None
+
+
+def _count(program: Program, counter: StateLeaf, steps: int) -> np.ndarray | None:
+    """Return the values of a counter before some steps; ``None``: it depends on other values."""
+    now, new = counter.in_var, counter.out_var
+    is_counter = jnp.issubdtype(now.aval.dtype, jnp.signedinteger) and not now.aval.shape
+    if new is None or not is_counter or program.depends_on([new]) & {*program.in_vars} != {now}:
+        return None
+
+    def step(value: Any, _: None) -> tuple[Any, Any]:
+        return evaluate(program, [new], {now: value})[0], value
+
+    with jax.ensure_compile_time_eval():
+        start = np.zeros((), now.aval.dtype)
+        return np.asarray(jax.lax.scan(step, start, None, max(MOST_STEPS, steps))[1])
+
+
+def _slots_written(
+    program: Program, write: Equation, counter: Var, axis: int, steps: np.ndarray
+) -> np.ndarray:
+    """Return the slot that each step writes, in order; -1: it writes other elements."""
+    old, pushed = (write.invars[part] for part in moved_operands(write))
+    units = np.arange(pushed.aval.size)
+    marks = {old: np.full(old.aval.shape, -1), pushed: units.reshape(pushed.aval.shape)}
+
+    def of_step(now: Any) -> jax.Array:
+        (ring,) = evaluate(program, write.outvars, {counter: now}, marks)
+        slots = jnp.moveaxis(ring, axis, 0).reshape(ring.shape[axis], -1)
+        newest = jnp.argmax(slots[:, 0])
+        is_newest = jnp.arange(len(slots))[:, None] == newest
+        return jnp.where((slots == jnp.where(is_newest, units, -1)).all(), newest, -1)
+
+    with jax.ensure_compile_time_eval():
+        return np.asarray(jax.lax.map(of_step, steps))
+
+
+def _constant_reads(
+    traced: TracedModel, ring: Ring, write: Equation, steps: np.ndarray
+) -> dict[int, np.ndarray]:
+    """Return the elements of the register that equations read, if they are the same in all steps.
+
+    The register is that before the step or, for values that the step has written, after it.
+    """
+    program, old, (new,) = traced.program, write.invars[0], write.outvars
+    counter, after = traced.leaves[ring.counter].in_var, traced.leaves[ring.counter].out_var
+    uses = (*program.readers.get(old, ()), *program.readers.get(new, ()))
+    indices = [i for i, _ in uses if program.equations[i].primitive.name in READS]
+    results = {i: program.equations[i].outvars[0] for i in dict.fromkeys(indices)}
+    known = {*program.in_vars} - {counter, old}
+    results = {i: v for i, v in results.items() if not program.depends_on([v], {new}) & known}
+    numbers = jnp.arange(old.aval.size).reshape(old.aval.shape)
+
+    def in_slots(counter: Any) -> jax.Array:
+        return mirrored(numbers, ring.start(counter), axis=ring.axis)
+
+    def of_step(now: Any) -> list[Any]:
+        (then,) = evaluate(program, [after], {counter: now})
+        marks = {var: in_slots(at) for var, at in ((old, now), (new, then))}
+        return evaluate(program, [*results.values()], {counter: now}, marks)
+
+    with jax.ensure_compile_time_eval():
+        every = [np.asarray(places) for places in jax.lax.map(of_step, steps)]
+    pairs = zip(results, every, strict=True)
+    return {index: p[0] for index, p in pairs if (p == p[0]).all() and p.min(initial=0) >= 0}
+
+
+def _rules_of(
+    program: Program, own: _Found, counter: Any, in_slots: dict[Var, Convert]
+) -> dict[int, Rule]:
+    """Return rules for the equations that read a ring buffer.
+
+    ``in_slots`` returns the ring buffer for a register, by the variables of all ring buffers.
+    """
+    old, (new,) = own.old, own.write.outvars
+    in_slots[old] = functools.partial(mirrored, start=own.ring.start(counter), axis=own.ring.axis)
+
+    def read(equation: Equation, operands: list[Any]) -> list[Any]:
+        return [_take(operands[0], own.reads[program.producer[equation.outvars[0]]])]
+
+    def run(equation: Equation, operands: list[Any]) -> list[Any]:
+        return bind(equation, _in_slots(in_slots, equation.invars, operands))
+
+    uses = (*program.readers.get(old, ()), *program.readers.get(new, ()))
+    return {index: read if index in own.reads else run for index, _ in uses}
+
+
+def _in_slots(
+    in_slots: dict[Var, Convert], atoms: Sequence[Atom], values: Sequence[Any]
+) -> list[Any]:
+    pairs = zip(atoms, values, strict=True)
+    return [in_slots[a](v) if is_var(a) and a in in_slots else v for a, v in pairs]
+
+
+def _push(ring: Ring, in_slots: dict[Var, Convert]) -> Rule:
+    """Return a rule that moves a register on."""
+
+    def run(equation: Equation, operands: list[Any]) -> list[Any]:
+        old, line = in_slots[equation.invars[0]], operands[0]
+        rest = _in_slots(in_slots, equation.invars[1:], operands[1:])
+        in_slots[equation.outvars[0]] = lambda _: bind(equation, [old(line), *rest])[0]
+        value = rest[moved_operands(equation)[1] - 1]
+        value = value.reshape(*line.shape[: ring.axis], 1, *line.shape[ring.axis + 1 :])
+        last = line.shape[ring.axis] - 1
+        if ring.newest_first:
+            parts = [value, jax.lax.slice_in_dim(line, 0, last, axis=ring.axis)]
+        else:
+            parts = [jax.lax.slice_in_dim(line, 1, last + 1, axis=ring.axis), value]
+        return [jnp.concatenate(parts, ring.axis)]
+
+    return run
+
+
+def _take(value: jax.Array, places: np.ndarray) -> jax.Array:
+    """Return some elements of an array, as a slice where they are one."""
+    numbers = np.arange(value.size).reshape(value.shape)
+    for axis, place in enumerate(np.unravel_index(places.flat[0], value.shape)):
+        if np.array_equal(numbers.take(place, axis).ravel(), places.ravel()):
+            taken = jax.lax.index_in_dim(value, int(place), axis, keepdims=False)
+            return taken.reshape(places.shape)
+    return jnp.take(value.ravel(), places, mode="clip")
