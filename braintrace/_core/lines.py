@@ -31,12 +31,16 @@ class Line:
         For each state of the group, the index of its root in the core, and its age.
     carried
         Indices in the core of the states that its next step reads.
+    steps
+        The number of steps between the traces and the present. A root that no later step reads has
+        no trace; its value is computed in the step after them.
     """
 
     group: HiddenGroup
     core: ETraceGraph
     origins: tuple[tuple[int, int], ...]
     carried: tuple[int, ...]
+    steps: int
 
     @property
     def core_group(self) -> HiddenGroup:
@@ -49,16 +53,6 @@ class Line:
         """The names of the States with earlier values."""
         pairs = zip(self.group.states, self.origins, strict=True)
         return ", ".join(dict.fromkeys(leaf.name for leaf, (_, age) in pairs if age))
-
-    @property
-    def steps(self) -> int:
-        """The number of steps between the traces and the present.
-
-        A root that no later step reads has no trace; its value is computed in the step after them.
-        """
-        late = self.group.read_late
-        every = enumerate(self.origins)
-        return max(age + (a in late) + (root not in self.carried) for a, (root, age) in every)
 
 
 @functools.lru_cache(maxsize=64)
@@ -79,6 +73,12 @@ def _line_of(graph: ETraceGraph, group: HiddenGroup) -> Line | None:
     places = {a: place for place, a in enumerate(kept)}
     core = _core(group, kept, places)
     carried = core.read_states
+    # A loss may read old values.
+    late = [age + (a in group.read_late) for a, (_, age) in enumerate(origins)]
+    steps = max(
+        n + (places[root] not in carried) for n, (root, _) in zip(late, origins, strict=True)
+    )
+    core = dataclasses.replace(core, suffix=f", {steps} steps ago")
     relations = tuple(
         _of_core(relation, group.index, core, places, carried)
         for relation in graph.hidden_param_op_relations
@@ -91,6 +91,7 @@ def _line_of(graph: ETraceGraph, group: HiddenGroup) -> Line | None:
         dataclasses.replace(graph, **changes),  # type: ignore[arg-type]
         tuple((places[root], age) for root, age in origins),
         carried,
+        steps,
     )
 
 

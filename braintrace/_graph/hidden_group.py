@@ -70,6 +70,8 @@ class HiddenGroup:
     delay_line
         Whether it is a delay line that only ETP operations of later steps read. Truncated paths in
         it cost no accuracy.
+    suffix
+        Of the names of its states.
     """
 
     index: int
@@ -84,6 +86,7 @@ class HiddenGroup:
     late_inputs: tuple[frozenset[Var], ...]
     downstream: tuple[int, ...]
     delay_line: bool
+    suffix: str = ""
 
     @property
     def hidden_states(self) -> tuple[StateLeaf, ...]:
@@ -96,7 +99,8 @@ class HiddenGroup:
         several = Counter(self.states)
         slot = {leaf: itertools.count() for leaf in self.states}
         numbers = (f"[{next(slot[leaf])}]" if several[leaf] > 1 else "" for leaf in self.states)
-        return tuple(leaf.name + number for leaf, number in zip(self.states, numbers, strict=True))
+        pairs = zip(self.states, numbers, strict=True)
+        return tuple(leaf.name + number + self.suffix for leaf, number in pairs)
 
     @property
     def probes(self) -> tuple[str, ...]:

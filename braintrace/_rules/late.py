@@ -50,7 +50,7 @@ from .._etrace_op.registry import Arrays
 from .._etrace_op.rules import has_derived_traces
 from .._graph.graph import ETraceGraph
 from .._graph.method import Adjoints, Chunk, Signal, Traces, Weights
-from .._graph.trace_spec import TraceSpec, TraceSpecs, specs_of
+from .._graph.trace_spec import TraceSpecs, specs_of
 from .d_rtrl import (
     ParameterTraces,
     active_outputs,
@@ -98,23 +98,19 @@ class LateTraces(ParameterTraces):
         specs = {**super().trace_specs(_without_lines(graph), every_state)}
         _check_slots(_without_lines(graph), specs)
         for line in _lines(graph):
-            for key, own in super().trace_specs(line.core, False).items():
-                renamed_specs = jax.tree.map(functools.partial(_of_past, line), own)
-                specs[key + _suffix(line)] = renamed_specs
-            specs[_key_of_factors(line)] = {
-                name: dataclasses.replace(spec, behind=line.printed)
-                for name, spec in specs_of_factors(line).items()
-            }
+            own = {**super().trace_specs(line.core, False)}
+            own[_key_of_factors(line)] = specs_of_factors(line)
+            of_line = functools.partial(dataclasses.replace, behind=line.printed)
+            specs.update(jax.tree.map(of_line, own))
         return specs
 
     def update(self, chunk: Chunk, traces: Traces) -> Traces:
         """Return the traces after a recorded chunk."""
         rest = _without_lines(chunk.graph)
-        parts = [super().update(chunk._replace(graph=rest), _of_rest(chunk.graph, traces))]
+        parts = [super().update(chunk._replace(graph=rest), _of_graph(rest, traces))]
         for line in _lines(chunk.graph):
-            old, factors = _of_line(line, traces)
-            new, factors = _advanced(line, chunk, old, factors)
-            parts += [_renamed_to_past(line, new), {_key_of_factors(line): factors}]
+            new, factors = _advanced(line, chunk, *_of_line(line, traces))
+            parts += [new, {_key_of_factors(line): factors}]
         return joined(parts)
 
     def gradient(
@@ -122,9 +118,8 @@ class LateTraces(ParameterTraces):
     ) -> tuple[Weights, Traces | None]:
         """Return the gradient of a recorded chunk, without the traces after it."""
         graph = chunk.graph
-        rests = [None if t is None else _of_rest(graph, t) for t in (before, after)]
         rest = chunk._replace(graph=_without_lines(graph))
-        gradients, _ = super().gradient(rest, signal, rests[0] or {}, rests[1])
+        gradients, _ = super().gradient(rest, signal, _of_graph(rest.graph, before), after)
         for line in _lines(graph):
             if after is not None:
                 traces, factors = _of_line(line, after)
@@ -155,7 +150,7 @@ class LateTraces(ParameterTraces):
     ) -> Weights:
         """Contract adjoints of the states before some steps, with traces after these for lines."""
         rest = chunk._replace(graph=_without_lines(chunk.graph))
-        gradients = super().contract(rest, adjoints, _of_rest(chunk.graph, rests))
+        gradients = super().contract(rest, adjoints, rests)
         for line in _lines(chunk.graph):
             trace, past = _of_line(line, traces)
             pairs = adjoints[line.group.index].items()
@@ -214,38 +209,18 @@ def _check_slots(graph: ETraceGraph, specs: TraceSpecs) -> None:
 # --- names in the traces of a learner
 
 
-def _suffix(line: Line) -> str:
-    return f", {line.steps} steps ago"
-
-
 def _key_of_factors(line: Line) -> str:
-    return f"last {line.steps} steps of {', '.join(line.core_group.names)}"
-
-
-def _of_past(line: Line, spec: TraceSpec) -> TraceSpec:
-    partner = spec.packed_with and spec.packed_with + _suffix(line)
-    state = f"{spec.state}{_suffix(line)}"
-    return dataclasses.replace(spec, state=state, packed_with=partner, behind=line.printed)
+    names = dict.fromkeys(leaf.name for leaf in line.core_group.states)
+    return f"last {line.steps} steps of {', '.join(names)}"
 
 
 def _of_line(line: Line, traces: Traces) -> tuple[Traces, Factors]:
-    keys = {site.key(a) for site in trace_sites(line.core) for a in site.influence.reached}
-
-    def name(key: str) -> str | None:
-        own = key.removesuffix(_suffix(line))
-        return own if own in keys and own != key else None
-
-    return renamed(traces, name), unpack(traces)[_key_of_factors(line)]
+    return _of_graph(line.core, traces), unpack(traces)[_key_of_factors(line)]
 
 
-def _renamed_to_past(line: Line, traces: Traces) -> Traces:
-    return renamed(traces, lambda key: key + _suffix(line))
-
-
-def _of_rest(graph: ETraceGraph, traces: Traces) -> Traces:
-    late = tuple(map(_suffix, _lines(graph)))
-    factors = set(map(_key_of_factors, _lines(graph)))
-    return renamed(traces, lambda k: None if k in factors or k.endswith(late) else k)
+def _of_graph(graph: ETraceGraph, traces: Traces) -> Traces:
+    keys = {site.key(a) for site in trace_sites(graph) for a in site.influence.reached}
+    return renamed(traces, lambda key: key if key in keys else None)
 
 
 # --- update
