@@ -77,7 +77,7 @@ class Units:
     def __init__(self, analysis: Analysis, leaves: Sequence[StateLeaf]) -> None:
         self._analysis = analysis
         program = analysis.program
-        operations = [program.equations[index] for index in program.making(analysis.opaque)]
+        operations = [program.equations[index] for index in program.making(analysis.operations)]
         self._outputs = {y: _orders_of(e) for e in operations for y in e.outvars}
         self.states = [*_elements(analysis, leaves)]
         sizes = [state.numbers.size for state in self.states]

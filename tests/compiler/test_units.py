@@ -282,6 +282,42 @@ def test_compartments_that_a_custom_derivative_couples_are_exact():
     oracle.assert_close(gradient(learner), bptt(CABLE), 1e-10)
 
 
+def cable_with_ends(ops, p, h, x):
+    """A cell whose weights are all elementwise, and whose branch ends are read one step late."""
+    leak = ops.element_wise(p["leak"], jnp.tanh)
+    drive = 0.7 * h["v"] + leak * jnp.sin(h["v"]) + 0.3 * h["ends"] + x[..., :1, None]
+    v = solve(jnp.broadcast_to(1.2 + leak**2, drive.shape), drive)
+    return {"v": v, "ends": 0.5 * (v + jnp.roll(v, 1, -1))}, v[..., 2]
+
+
+ENDS = Toy(cable_with_ends, {"leak": (UNITS, 3)}, {"v": (UNITS, 3), "ends": (UNITS, 3)})
+
+
+class CableWithEnds(brainstate.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.leak = brainstate.ParamState(ENDS.params()["leak"])
+
+    def init_state(self, batch_size=None, **_):
+        start = ENDS.start(batch_size)
+        self.v = brainstate.HiddenGroupState(start["v"])
+        self.ends = brainstate.ShortTermState(start["ends"])
+
+    def update(self, x):
+        h = {"v": self.v.value, "ends": self.ends.value}
+        new, output = cable_with_ends(braintrace, {"leak": self.leak.value}, h, x)
+        self.v.value, self.ends.value = new["v"], new["ends"]
+        return output
+
+
+@pytest.mark.parametrize("path", ["by_chunks", "by_stream"])
+def test_a_state_that_elementwise_weights_reach_belongs_to_the_unit(path):
+    learner = braintrace.compile(CableWithEnds(), "d_rtrl", XS[0], batch_size=BATCH, strict=True)
+    (group,) = learner.graph.hidden_groups
+    assert len(group.transition) == 6 * 6
+    oracle.assert_close(gradient(learner, PATHS[path]), bptt(ENDS), 1e-10)
+
+
 # --- shift registers and ring buffers -------------------------------------------------------------
 
 STOP = jax.lax.stop_gradient
