@@ -36,6 +36,7 @@ from .._jax import (
     strongly_typed,
     trace_to_jaxpr,
 )
+from .._jax_kernels import with_derivative_of
 from .._jaxpr.evaluate import (
     Constants,
     Rule,
@@ -181,8 +182,8 @@ def _couples_elements(call: Equation) -> bool:
 def _with_tangents(call: Equation) -> Callable[..., list[jax.Array]]:
     """Return a call with its own derivative as operations that have this derivative.
 
-    Analyses see no elements in a call whose body is not its derivative. The value, as a constant,
-    and the tangents at changes that are zero add up to a function with both.
+    Analyses see no elements in a call whose body is not its derivative. The result has the value of
+    the call, and the derivative of its tangents at changes that are zero.
     """
     moved = [i for i, atom in enumerate(call.invars) if carries_derivative(atom)]
 
@@ -196,7 +197,7 @@ def _with_tangents(call: Equation) -> Callable[..., list[jax.Array]]:
         changes = [operands[i] - held[i] for i in moved]
         values, tangents = jax.jvp(value, [held[i] for i in moved], changes)
         triples = zip(call.outvars, values, tangents, strict=True)
-        return [v + t if carries_derivative(var) else v for var, v, t in triples]
+        return [with_derivative_of(v, t) if carries_derivative(var) else v for var, v, t in triples]
 
     return run
 
