@@ -16,7 +16,8 @@ times that row. The product is a program, which is made once for a compiled mode
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -238,11 +239,13 @@ class _Forward:
     known: Values
     live_of: Mapping[int, Mapping[Var, _Live]]
 
-    def evaluated(self, target: Var, overrides: Values, rules: dict[int, Rule]) -> jax.Array:
+    def evaluated(
+        self, targets: Iterable[Var], overrides: Values, rules: dict[int, Rule]
+    ) -> list[jax.Array]:
         program = self.graph.traced.program
         inputs = {var: self.known[var] for var in program.in_vars}
-        (value,) = evaluate(program, [target], inputs, overrides, rules)
-        return jnp.asarray(value)
+        values = evaluate(program, [*targets], inputs, overrides, rules)
+        return [*map(jnp.asarray, values)]
 
     def held(self, variables: Iterable[Var]) -> Values:
         return {var: self.known[var] for var in variables}
@@ -253,12 +256,17 @@ class _Forward:
         for a, own in self.live_of.items():  # the slots of a State are evaluated together
             copies = frozenset(key for key in own.values() if key[1])
             parts.setdefault((group.new_vars[a], copies), []).append(a)
+        alike = dict[Any, dict[Var, list[int]]]()
         for (var, _), slots in parts.items():
-            pairs = (pair for a in slots for pair in self.live_of[a].items())
-            moving = {v: live[key] for v, key in pairs}
-            held = self.held(_held_vars(self.graph, group, slots[0]))
-            value = self.evaluated(var, {**held, **moving}, self.rules_of(group.cuts[slots[0]]))
-            new |= new_slots_to_elements(group, tuple(slots), value)
+            pairs = frozenset(pair for a in slots for pair in self.live_of[a].items())
+            held = frozenset(_held_vars(self.graph, group, slots[0]))
+            alike.setdefault((pairs, held, group.cuts[slots[0]]), {})[var] = slots
+        # So are States that vary in the same way: an operation that they share is pulled back once.
+        for (pairs, held, cuts), targets in alike.items():
+            overrides = {**self.held(held), **{var: live[key] for var, key in pairs}}
+            values = self.evaluated(targets, overrides, self.rules_of(cuts))
+            for slots, value in zip(targets.values(), values, strict=True):
+                new |= new_slots_to_elements(group, tuple(slots), value)
         return new
 
     def rules_of(self, cuts: Sequence[Cut]) -> dict[int, Rule]:
@@ -309,8 +317,8 @@ class _Forward:
 
         def along(direction: complex) -> jax.Array:
             tangent = jnp.full(y.aval.shape, direction, y.aval.dtype)
-            broadcast = lambda value: self.evaluated(reached, {**held, y: value}, {})  # noqa: E731
-            return jnp.real(row * jax.jvp(broadcast, (self.known[y],), (tangent,))[1])
+            broadcast = lambda value: self.evaluated([reached], {**held, y: value}, {})  # noqa: E731
+            return jnp.real(row * jax.jvp(broadcast, (self.known[y],), (tangent,))[1][0])
 
         if not jnp.issubdtype(y.aval.dtype, jnp.complexfloating):
             return along(1)
@@ -335,7 +343,9 @@ def blocks(
 ) -> tuple[dict[tuple[int, int], jax.Array], dict[str, jax.Array]]:
     """Return ``D`` of one step, by ``(new, old)`` state, and ``Df``, by the keys of traces.
 
-    The unit row of each state is pulled back on its own: it has no entries for other states.
+    The unit row of each state is pulled back on its own: it has no entries for other states. The
+    rows of many states that all act on each other, as in a neuron with compartments, are pulled
+    back together: their program is as long as that of one.
 
     Parameters
     ----------
@@ -345,14 +355,34 @@ def blocks(
         See `LocalStep`.
     """
     D, Df = dict[tuple[int, int], jax.Array](), dict[str, jax.Array]()
-    for state in range(len(group.states)):
-        local = local_step(graph, group, state)
-        if not local.new:
-            continue
-        ones = jnp.ones(group.shape, group.new_vars[state].aval.dtype)
-        of_old, outputs = local.pull(values, {state: ones})
+    for state, of_old, outputs in _unit_rows(graph, group, values):
         D.update({(state, c): block for c, block in of_old.items()})
         for site in trace_sites(graph, group):
             if state in site.influence.states:
                 Df[site.key(state)] = outputs[row_name(graph, site)]
     return D, Df
+
+
+MOST_ROWS_APART = 4
+
+
+def _unit_rows(
+    graph: ETraceGraph, group: HiddenGroup, values: Values
+) -> Iterator[tuple[int, States, dict[str, jax.Array]]]:
+    """Yield the unit row of each state, pulled back to old states and to outputs."""
+    states = range(len(group.states))
+    types = [var.aval.dtype for var in group.new_vars]
+    is_full = len(group.transition) == len(states) * len(group.read_states)
+    if is_full and len(states) > MOST_ROWS_APART:
+        local = local_step(graph, group)
+        shape = (len(states), *group.shape)
+        rows = {a: jnp.zeros(shape, types[a]).at[a].set(1) for a in local.new}
+        pulled = jax.vmap(functools.partial(local.pull, values))(rows)
+        for state in local.new:
+            yield state, *jax.tree.map(operator.itemgetter(state), pulled)
+        return
+    for state in states:
+        local = local_step(graph, group, state)
+        if local.new:
+            ones = jnp.ones(group.shape, types[state])
+            yield state, *local.pull(values, {state: ones})
