@@ -324,7 +324,8 @@ def chunk_runner(
     loops = find_loops(traced, in_loops, step_by_step, live, passes, bool(window), has_mask)
 
     parts = {v for e in program.equations if e.primitive.name in PARTS for v in e.outvars}
-    known = {var: first for var, first in equal.items() if first in loops.made.keys() - parts}
+    made = loops.made.keys() - parts
+    known = {var: first for var, first in equal.items() if first in made}
     targets = [traced.results[0], *(traced.written if passes else ())]
     reaching = program.ancestors(vars_of(targets))
     parameters = tuple(var for var in traced.parameters if var in reaching)

@@ -163,7 +163,7 @@ class ETraceGraph:
             for key, ancestors in behind.items()
         }
 
-    @property
+    @functools.cached_property
     def opaque_equations(self) -> tuple[int, ...]:
         """Equations of the ETP operations at which traced gradients end."""
         equations = self.traced.program.equations

@@ -50,6 +50,8 @@ NO_DERIVATIVE = (
     "backpropagation through time."
 )
 
+MOST_COPIED_BYTES = 2**16
+"""Most bytes of operands that deferred traces may read without need."""
 
 # Results of `etrace_grad` for ``return_value``, for ``has_aux``, and for both.
 GradientAndLosses = collections.namedtuple("GradientAndLosses", "gradients losses")
@@ -307,8 +309,10 @@ class SequenceGradient(Program):
     def _read_by_update(self, weights: Weights, residuals: PyTree, before: Traces | None) -> PyTree:
         """Return the operands whose values the traces after a chunk depend on, or None.
 
-        Returning the others as well would copy them.
+        Returning the others as well would copy them. A few are copied, without this trace.
         """
+        if sum(leaf.nbytes for leaf in jax.tree.leaves(weights)) <= MOST_COPIED_BYTES:
+            return weights
         update = program_of(jax.make_jaxpr(self._updated)((weights, residuals, None), before))
         read = update.depends_on(update.out_atoms)
         leaves, tree = jax.tree.flatten(weights)
