@@ -23,6 +23,9 @@ LONGEST_CARRIED, LONGEST_IN_CACHE = 128, 16
 """Maximum number of steps of a chunk that continues a sequence: longer chunks are no faster.
 Filters, and products of convolutions over time and places, leave the caches in longer ones."""
 
+CACHED_BYTES = 2**20
+"""Residuals that stay in the caches with filters: fewer need no second chunk, and no loop."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
@@ -100,10 +103,11 @@ def cut_sequence(
     else:
         budget = options.memory_budget or default_budget()
         longest = max(1, max(budget, trace_bytes) // max(1, step_bytes))
-        if has_filters or not from_zero:
+        if not from_zero:
             has_places = any("spatial" in spec.axes for spec in specs_of(graph.trace_specs))
-            most = LONGEST_IN_CACHE if has_filters or has_places else LONGEST_CARRIED
-            longest = min(longest, most)
+            longest = min(longest, LONGEST_IN_CACHE if has_places else LONGEST_CARRIED)
+        if has_filters:
+            longest = min(longest, max(LONGEST_IN_CACHE, CACHED_BYTES // max(1, record_bytes)))
         longest = math.ceil(steps / math.ceil(steps / longest))
     length = steps if longest >= steps else min(steps, unit * max(1, longest // unit))
     return Chunks(steps, length, length * step_bytes, budget)
