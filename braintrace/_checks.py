@@ -7,9 +7,7 @@ wrong first. All other mistakes raise the error of JAX, brainstate or Python.
 import functools
 import inspect
 import operator
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path as FilePath
 from typing import Any
 
 import brainstate
@@ -156,15 +154,3 @@ def _type(leaf: Any) -> Any:
     dtype = getattr(leaf, "dtype", None)
     known = functools.partial(jax.dtypes.canonicalize_dtype, allow_extended_dtype=True)
     return getattr(leaf, "shape", None), dtype if dtype is None else known(dtype)
-
-
-_FILES = (__file__, *map(inspect.getfile, (jax, brainstate)))
-_NOT_THE_USERS = tuple(str(FilePath(file).parent) for file in _FILES)
-
-
-def level_of_user() -> int:
-    """Return the ``stacklevel`` of the first line of user code, for the caller."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-        frame, level = frame.f_back, level + 1
-    return level

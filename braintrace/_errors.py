@@ -78,10 +78,6 @@ class NonFiniteError(BraintraceError, FloatingPointError):
             f"{left}."
         )
 
-    def counted_from(self, start: int) -> "NonFiniteError":
-        """Return the same error for a call that has kept ``start`` earlier steps."""
-        return NonFiniteError(start + self.step, self.loss, self.steps, start)
-
 
 class CheckpointError(BraintraceError, ValueError):
     """A checkpoint is damaged, has a later format, or belongs to a different learner."""

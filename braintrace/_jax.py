@@ -66,19 +66,11 @@ def is_tracer(value: Any) -> bool:
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """Return the leaves of a value, also of dicts whose keys cannot be sorted."""
+    """Return the leaves of a value, or the value itself if it has keys that cannot be sorted."""
     try:
         return list(jax.tree.leaves(value))
     except (TypeError, ValueError):
-        if not isinstance(value, (dict, list, tuple)):
-            return [value]
-        parts = value.values() if isinstance(value, dict) else value
-        return [leaf for part in parts for leaf in leaves_of(part)]
-
-
-def holds_tracers(value: Any) -> bool:
-    """Test whether a value, or a part of it, is a tracer."""
-    return any(map(is_tracer, leaves_of(value)))
+        return [value]
 
 
 MOST_COPIED = 2**24

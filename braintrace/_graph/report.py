@@ -166,8 +166,6 @@ class SequenceRow:
         Number of steps of a chunk, and number of chunks.
     record_bytes
         Size of the residuals of one chunk.
-    budget
-        Largest size allowed for them; ``None`` with a given ``chunk_size``, or for a window.
     checkpointed_bytes
         About how much backpropagation through time in ``sqrt(steps)`` checkpoints holds: the rival
         of a claim about memory.
@@ -179,14 +177,13 @@ class SequenceRow:
     chunk_size: int
     chunks: int
     record_bytes: int
-    budget: int | None
     checkpointed_bytes: int
 
     @property
     def cells(self) -> list[str]:
         """The cells of the row."""
         method, steps, from_zero, *of_chunk = dataclasses.astuple(self)
-        numbers = ("-" if n is None else f"{n:,}" for n in (steps, *of_chunk))
+        numbers = (f"{n:,}" for n in (steps, *of_chunk))
         return [method, "zero" if from_zero else "any", *numbers]
 
 
@@ -273,7 +270,7 @@ class Report(Printed):
         if self.mesh is not None:
             yield f"Sharded over {self.mesh}"
         if self.sequences:
-            heads = ["call", "traces before", "steps", "of a chunk", "chunks", "bytes", "budget"]
+            heads = ["call", "traces before", "steps", "of a chunk", "chunks", "bytes"]
             heads.append("BPTT in checkpoints")
             rows = [row.cells for row in self.sequences]
-            yield Table("Sequences so far", heads, rows, numbers=range(2, 8))
+            yield Table("Sequences so far", heads, rows, numbers=range(2, 7))

@@ -20,7 +20,7 @@ from .._checks import common_length, named
 from .._errors import DtypeError, ShapeError
 from .._graph.graph import ETraceGraph
 from .._graph.traced_model import Batch
-from .._jax import Var, holds_tracers, is_tracer, leaves_of, own_copy, to_array
+from .._jax import Var, is_tracer, leaves_of, own_copy, to_array
 from .._typing import PyTree
 
 # --- arguments of one step
@@ -315,9 +315,8 @@ def key_of(function: Callable[..., Any]) -> FunctionKey:
                 seen[id(value)] = len(seen)
                 _push_parts(value, stack)
             key.append((type(value), seen[id(value)]))
-        elif is_tracer(value) if is_global else holds_tracers(value):
+        elif any(map(is_tracer, leaves := [value] if is_global else leaves_of(value))):
             reads_tracers = True
-            leaves = leaves_of(value)
             kept += [leaf for leaf in leaves if not is_tracer(leaf)]
             found = (str(jax.typeof(x)) if is_tracer(x) else id(x) for x in leaves)
             key.append((type(value), *found))

@@ -404,7 +404,7 @@ def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
             if graph is learner.graph:
                 lengths = steps, from_zero, cut.length, cut.count
                 rival = checkpointed_bytes(graph.traced.unfiltered or graph.traced, steps)
-                yield SequenceRow(method, *lengths, cut.record_bytes, cut.budget, rival)
+                yield SequenceRow(method, *lengths, cut.record_bytes, rival)
 
 
 # --- on States
@@ -430,14 +430,14 @@ def run_method(
         learner.follow_every_state(options.window)
     call = learner, method, sequences, options, lambda: [*learner.initial_values().values()]
     program, arguments, steps = find_program(*call)
-    results, verdict = advance(learner, program, arguments, steps)
+    results, verdict = advance(learner, program, arguments, steps, start)
     if program.notice is not None:
         program.notice(verdict, start)
     return program.named(results, options)
 
 
 def advance(
-    learner: BaseLearner, program: Program, arguments: Arguments, steps: int = 1
+    learner: BaseLearner, program: Program, arguments: Arguments, steps: int = 1, start: int = 0
 ) -> tuple[PyTree, PyTree]:
     """Run a program on its States and the learner's traces; return its results and verdicts.
 
@@ -462,6 +462,6 @@ def advance(
         traces = jax.tree.map(jnp.copy, traces)
     program(values, traces, arguments, in_place=in_place, done=done)
     if program.check is not None:
-        program.check(program.jitted.result(done)[0][1])
+        program.check(program.jitted.result(done)[0][1], start)
     carried.complete(write, is_outside)
     return done[1][0]

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _brainstate
-from .._checks import differences, level_of_user
+from .._checks import differences
 from .._core.traces import Pairs, examples, unpack
 from .._errors import LostTracesError, NonFiniteWarning, OptionError, in_words
 from .._graph.method import Traces
@@ -446,5 +446,5 @@ class LearnerOptimizer(brainstate.graph.Node):
                 "the next power of ten. `nonfinite='raise'` stops at the first, and "
                 "`nonfinite='ignore'` updates nevertheless.",
                 NonFiniteWarning,
-                stacklevel=level_of_user(),
+                stacklevel=5,  # the line that calls `etrace_online`
             )

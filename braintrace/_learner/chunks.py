@@ -37,14 +37,11 @@ class Chunks:
         Length of the sequence, and of a chunk; the last chunk may be shorter.
     record_bytes
         Bytes of the residuals of a chunk.
-    budget
-        Limit of these bytes; ``None``: memory did not determine the length.
     """
 
     steps: int
     length: int
     record_bytes: int
-    budget: int | None = None
 
     @property
     def count(self) -> int:
@@ -87,7 +84,7 @@ def cut_sequence(
         last chunk.
     """
     given = None if options.chunk_size in (None, "auto") else int(options.chunk_size)
-    budget, unit = None, window or 1
+    unit = window or 1
     trace_bytes, flat = size_in_bytes(graph.trace_specs), graph.flat_state
     has_filters = trace_bytes < 2 * record_bytes  # a chunk reads and writes them once
     step_bytes = record_bytes
@@ -101,8 +98,8 @@ def cut_sequence(
     elif given is not None:
         longest = given
     else:
-        budget = options.memory_budget or default_budget()
-        longest = max(1, max(budget, trace_bytes) // max(1, step_bytes))
+        most = max(options.memory_budget or default_budget(), trace_bytes)
+        longest = max(1, most // max(1, step_bytes))
         if not from_zero:
             has_places = any("spatial" in spec.axes for spec in specs_of(graph.trace_specs))
             longest = min(longest, LONGEST_IN_CACHE if has_places else LONGEST_CARRIED)
@@ -110,7 +107,7 @@ def cut_sequence(
             longest = min(longest, max(LONGEST_IN_CACHE, CACHED_BYTES // max(1, record_bytes)))
         longest = math.ceil(steps / math.ceil(steps / longest))
     length = steps if longest >= steps else min(steps, unit * max(1, longest // unit))
-    return Chunks(steps, length, length * step_bytes, budget)
+    return Chunks(steps, length, length * step_bytes)
 
 
 def default_budget() -> int:

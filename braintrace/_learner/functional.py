@@ -245,7 +245,7 @@ class FunctionalLearner:
         program(values, traces, arguments, in_place=False, done=done)
         results, verdict = program.jitted.result(done)[0]
         if program.check is not None:
-            program.check(verdict)
+            program.check(verdict, 0)
         written, after = program.changes(done, traces)
         state = places.replaced(state, program.written, written)
         if after is None:

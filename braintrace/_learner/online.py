@@ -19,7 +19,7 @@ import numpy as np
 
 from .._checks import check_choice, shown
 from .._core.traces import as_arrays
-from .._errors import NonFiniteError, OptionError, optional_import
+from .._errors import OptionError, optional_import
 from .._graph.method import Traces
 from .._typing import PyTree
 from ..sharding import on_host
@@ -155,10 +155,7 @@ def learn_in_slices(
             flags = options.mask, options.reset
             mask, reset = (None if flag is None else on_host(flag)[now] for flag in flags)
             own = options._replace(mask=mask, reset=reset, progress=False, log_every=None)
-            try:
-                result = run(part, start, **own._asdict())
-            except NonFiniteError as error:
-                raise error.counted_from(start) from None
+            result = run(part, start, **own._asdict())
             results.append(jax.block_until_ready(result))
             metrics = _means(own, result)
             metrics["steps_per_second"] = (now.stop - start) / (time.perf_counter() - begun)

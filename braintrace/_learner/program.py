@@ -72,15 +72,15 @@ class Program:
     cuts
         The chunks of sequences by their length, and whether they start from zero traces.
     check, notice
-        Called with the verdicts: ``check`` before anything is written, ``notice`` with the index
-        of the first step after that.
+        Called with the verdicts and the index of the first step: before anything is written, and
+        after it.
     """
 
     reads: Literal["zero", "arrays", "nothing"] = "arrays"
     batch_axis = 1
     run: Callable[[list[PyTree], Any, Arguments], Result]
     finish: Callable[[Any, Traces | None], Traces]
-    check: Callable[[PyTree], None] | None = None
+    check: Callable[[PyTree, int], None] | None = None
     notice: Callable[[PyTree, int], None] | None = None
 
     def __init__(

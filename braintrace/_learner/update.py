@@ -127,15 +127,15 @@ def _zero(leaf: jax.Array) -> jax.Array:
     return jnp.sum(leaf * jnp.zeros((), leaf.dtype))
 
 
-def check_finite(found: tuple[jax.Array, jax.Array], every: int) -> None:
+def check_finite(found: tuple[jax.Array, jax.Array], first: int, every: int) -> None:
     """Refuse a stream in which a loss or a gradient is not finite.
 
     Parameters
     ----------
     found
         Losses of every step, and whether a block that starts there has one that is not finite.
-    every
-        Length of a block.
+    first, every
+        Index of the first step in the user's call, and length of a block.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def check_finite(found: tuple[jax.Array, jax.Array], every: int) -> None:
         start = int(np.argmax(is_bad))
         block = losses[start : start + every]
         step = start + int(np.argmax(~np.isfinite(block)))  # the first one if all losses are finite
-        raise NonFiniteError(step, float(losses[step]), len(block))
+        raise NonFiniteError(first + step, float(losses[step]), len(block), first)
 
 
 def _reset_spoiled(
