@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 from ._bptt import Program, Task
 from ._checks import is_quantity
 from ._errors import BraintraceError, MissingPackageError, OptionError, optional_import
-from ._learner.chunks import default_budget
+from ._learner.chunks import DEFAULT_BUDGET
 from ._learner.compile import algorithm_of, rule_and_options
 from ._learner.learner import Learner
 from ._rules import Rule
@@ -299,8 +299,7 @@ def compare_rules(
         See `braintrace.compile`.
     memory_budget
         Bytes of memory. The sequence is shortened until the temporary memory of BPTT fits, and a
-        rule is refused if its traces and temporary memory do not fit. ``None``: a tenth of the
-        device's memory, and at most 1 GiB.
+        rule is refused if its traces and temporary memory do not fit. ``None``: 1 GiB.
     repeats
         Number of timed rounds, each of which runs all gradients in turn.
     progress
@@ -344,7 +343,7 @@ def compare_rules(
     entries = _entries(model, RULES if rules is None else rules, options)
     own = {"batch_size": batch_size, "vmap": vmap}
     task = Task.of(model, step_fn or _mean_of_squares, xs, mask, own)
-    length, budget = task.steps, memory_budget or default_budget()
+    length, budget = task.steps, memory_budget or DEFAULT_BUDGET
     if windows is None:
         windows = [None, *sorted({length // 16, length // 4} - {0})]
     # An error about the model or its data is not a reason of one rule: it is raised here.

@@ -89,7 +89,7 @@ def etrace_grad(
     memory_budget
         For ``chunk_size='auto'``: limit of the bytes that the steps of a chunk may record. The
         limit is never below one step, or below the size of the traces. Memory is constant in
-        sequence length. ``None``: a tenth of the device's memory, and at most 1 GiB.
+        sequence length. ``None``: 1 GiB.
     checkpoint
         Compute the same gradient with memory that grows with ``sqrt(T)``, in parts of
         ``chunk_size`` steps, or of as many as need the least. `D_RTRL` runs each part a second

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -12,12 +11,11 @@ import jax.numpy as jnp
 from .._core.traces import as_arrays, size_in_bytes
 from .._graph.graph import ETraceGraph
 from .._graph.trace_spec import specs_of
-from .._jax_kernels import current_device
 from .._typing import PyTree
 from .arguments import Options
 
-SHARE_OF_DEVICE, MOST_MEMORY = 10, 2**30
-"""Residuals may take this fraction of a device's memory, and at most this number of bytes."""
+DEFAULT_BUDGET = 2**30
+"""Default limit of the bytes of residuals."""
 
 LONGEST_CARRIED, LONGEST_IN_CACHE = 128, 16
 """Maximum number of steps of a chunk that continues a sequence: longer chunks are no faster.
@@ -98,7 +96,7 @@ def cut_sequence(
     elif given is not None:
         longest = given
     else:
-        most = max(options.memory_budget or default_budget(), trace_bytes)
+        most = max(options.memory_budget or DEFAULT_BUDGET, trace_bytes)
         longest = max(1, most // max(1, step_bytes))
         if not from_zero:
             has_places = any("spatial" in spec.axes for spec in specs_of(graph.trace_specs))
@@ -108,15 +106,6 @@ def cut_sequence(
         longest = math.ceil(steps / math.ceil(steps / longest))
     length = steps if longest >= steps else min(steps, unit * max(1, longest // unit))
     return Chunks(steps, length, length * step_bytes)
-
-
-def default_budget() -> int:
-    """Return the default limit of bytes for residuals."""
-    device = current_device()
-    memory = (device.memory_stats() or {}).get("bytes_limit")
-    if memory is None and hasattr(os, "sysconf"):
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return MOST_MEMORY if memory is None else min(MOST_MEMORY, memory // SHARE_OF_DEVICE)
 
 
 def over_blocks(
