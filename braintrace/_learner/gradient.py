@@ -91,7 +91,12 @@ class SequenceGradient(Program):
     reads = "zero"
 
     def __init__(
-        self, learner: BaseLearner, options: Options, example: Arguments, evolves: bool = False
+        self,
+        learner: BaseLearner,
+        options: Options,
+        example: Arguments,
+        evolves: bool = False,
+        is_one_step: bool = False,
     ) -> None:
         self._learner, self._options, self._evolves = learner, options, evolves
         self._graph, self._method = graph, method = learner.graph, learner.method
@@ -113,8 +118,8 @@ class SequenceGradient(Program):
         states, self._count = list(parameters.values()), len(parameters)
         self._step = step = user_step.PureStep(self._recorded_step, states, known)
         super().__init__(learner, step.states, step.is_written)
-        if graph.held_paths:
-            _check_fixed_weights(learner, self.written, flags is not None)
+        if flags is not None and not is_one_step:
+            _check_fixed_weights(learner)
         fixed = Fixed([state.value for state in step.states], *constants)
         # Full-Jacobian rules read their traces before each window: it is a chunk of its own.
         window = (0 if graph.passes_weights else self._window) if self._passes else None
@@ -432,16 +437,12 @@ class SequenceGradient(Program):
         return dict(jax.vmap(pull)(derivatives)[0])
 
 
-def _check_fixed_weights(learner: BaseLearner, written: list[Any], resets: bool) -> None:
-    """Refuse a sequence in which the step, or a reset, changes the weight of an ETP operation."""
-    ids = set(map(id, written))
-    paths = {path for path, state in learner.states_of_step.items() if id(state) in ids}
-    for key, own in learner.graph.held_paths.items():
-        for path in paths.intersection(own):
-            is_fresh = resets and path in learner.short_term_states
+def _check_fixed_weights(learner: BaseLearner) -> None:
+    """Refuse resets in a sequence that change the weight of an ETP operation."""
+    for key, held in learner.graph.held_paths.items():
+        for path in learner.short_term_states.keys() & held:
             raise OptionError(
-                f"The weight of '{key}' is computed from State '{path_name(path)}', which "
-                f"{'`reset` initialises' if is_fresh else '`step_fn` writes'}. Weights are fixed "
-                "within a sequence: change it between the calls or in the `update_fn` of "
-                "`etrace_online`, or make it a `brainstate.LongTermState`, which a reset keeps."
+                f"The weight of '{key}' is computed from State '{path_name(path)}', which `reset` "
+                "initialises. Weights are fixed within a sequence: reset it between the calls, or "
+                "make it a `brainstate.LongTermState`, which a reset keeps."
             )

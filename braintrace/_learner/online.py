@@ -61,7 +61,9 @@ class OnlineLearning(Program):
         self._length = min(options.every, steps_of(sequences))
         cut = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
         own = Options(step_fn=options.step_fn, window=window, has_aux=options.has_aux)
-        self._block = SequenceGradient(learner, own, Arguments(cut[0], cut[1], cut[2], initial))
+        example = Arguments(cut[0], cut[1], cut[2], initial)
+        is_one_step = options.every == 1
+        self._block = SequenceGradient(learner, own, example, is_one_step=is_one_step)
         self._slices = user_step.example_slices((sequences, flags, mask))
         self._initial = jax.eval_shape(lambda: initial)
         self._pure = self._traced(self._length)
@@ -83,6 +85,8 @@ class OnlineLearning(Program):
         The gradient is that of the mean loss of the block, as of a separate sequence.
         """
         learner, block, (slices, reset, weights) = self._learner, self._block, inputs
+        if reset is not None and self._options.every == 1:  # weights may be computed from States
+            learner.reset_samples(initial, reset[0])
         values = [state.value for state in block.states]
         arguments = Arguments(slices, weights, reset, [] if reset is None else initial)
         (results, _), written, after = block.run(values, traces, arguments)

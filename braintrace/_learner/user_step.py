@@ -193,7 +193,9 @@ class Recorder:
         self._observe()
 
     def _observe(self) -> None:
-        watched = {**self.learner.param_states, **traced_states(self.learner)}
+        states, held = self.learner.states_of_step, self.learner.graph.held_paths
+        fixed = {path: states[path] for path in itertools.chain(*held.values())}
+        watched = {**self.learner.param_states, **fixed, **traced_states(self.learner)}
         self._first_written = first_written(watched)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -219,10 +221,10 @@ class Recorder:
         path = self._first_written()
         if path is not None:
             raise OptionError(
-                f"`step_fn` writes the State '{path_name(path)}'. A parameter is fixed during a "
-                "step: change it with the gradient that the call returns, or in `update_fn`. "
-                "Traces do not follow a write of a hidden state: change it in `update` of the "
-                "model; to start a new sequence, use `reset`."
+                f"`step_fn` writes the State '{path_name(path)}'. A parameter, and a State that a "
+                "weight is computed from, is fixed during a step: change it between the calls, or "
+                "in `update_fn`. Traces do not follow a write of a hidden state: change "
+                "it in `update` of the model; to start a new sequence, use `reset`."
             )
 
 

@@ -357,3 +357,48 @@ def test_a_module_that_may_be_initialised_once_is_reset_afterwards():
     learner.reset_state(where=np.array([True, False]))
     np.testing.assert_allclose(model.cell.h.value[0], 0.25)
     assert model.cell.h.value[1, 0] != 0.25
+
+
+class Masked(Drawn):
+    """Weights with a mask that is drawn for each sequence."""
+
+    def init_state(self, batch_size):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, UNITS), float))
+        self.mask = brainstate.ShortTermState(brainstate.random.uniform(size=(INPUTS, UNITS)))
+
+    def update(self, x):
+        weight = self.mask.value * self.w.value
+        self.h.value = 0.5 * self.h.value + braintrace.matmul(x, weight)
+        return self.h.value
+
+
+def test_a_stream_may_draw_weights_at_a_reset():
+    """A sequence may not: its weights are computed once."""
+    learner = braintrace.compile(Masked(), "d_rtrl", XS[0], batch_size=BATCH, seed=0)
+    flags, before = np.arange(STEPS) == 3, learner.module.mask.value
+
+    losses = learner.etrace_online(
+        XS,
+        step_fn=lambda x: (learner(x) ** 2).mean(),
+        update_fn=lambda gradients: None,
+        reset=flags,
+    )
+    drawn = learner.module.mask.value
+    assert np.any(drawn != before)
+    learner.reset_state()
+    learner.module.mask.value = drawn
+    outputs = learner.predict(XS[3:])
+    np.testing.assert_allclose(losses[3:], np.mean(outputs**2, axis=(1, 2)))
+    with pytest.raises(braintrace.OptionError, match="'mask', which `reset`"):
+        learner.etrace_grad(XS, step_fn=lambda x: learner(x).mean(), reset=flags)
+
+
+def test_weights_are_not_written_in_a_step():
+    learner = braintrace.compile(Masked(), "d_rtrl", XS[0], batch_size=BATCH, seed=0)
+
+    def step_fn(x):
+        learner.module.mask.value = 0.9 * learner.module.mask.value
+        return learner(x).mean()
+
+    with pytest.raises(braintrace.OptionError, match="writes the State 'mask'"):
+        learner.etrace_online(XS, step_fn=step_fn, update_fn=lambda gradients: None)
