@@ -52,6 +52,7 @@ from .step_program import (
     value_of,
     vars_of,
     zeros_of,
+    zeros_over_time,
     zip_dict,
 )
 
@@ -166,8 +167,8 @@ class Losses:
             losses, aux = self.map_over_time(of_step, (terms, recorded, scales))
             return jnp.sum(losses * scales), (losses, aux)
 
-        parameters, zeros = [fixed[var] for var in self.parameters], zeros_of(self.places)
-        terms = [jnp.zeros((len(scales), *zero.shape), zero.dtype) for zero in zeros]
+        parameters = [fixed[var] for var in self.parameters]
+        terms = zeros_over_time(self.places, len(scales))
         return jax.grad(total, (0, 1), has_aux=True)(parameters, terms)
 
     def _one_by_one(

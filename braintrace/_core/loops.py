@@ -39,7 +39,7 @@ from .step_program import (
     is_product,
     value_of,
     vars_of,
-    zeros_of,
+    zeros_over_time,
     zip_dict,
 )
 
@@ -298,11 +298,6 @@ class Loops:
             return jax.tree.map(jnp.add, gradients, of_products), before
 
         return (last, over_time), pull_back
-
-
-def zeros_over_time(variables: Sequence[Var], steps: int) -> list[jax.Array]:
-    """Return zeros like some variables, time first."""
-    return [jnp.zeros((steps, *zero.shape), zero.dtype) for zero in zeros_of(variables)]
 
 
 def _is_kept(primitive: Any, *_: Any, **__: Any) -> bool:

@@ -164,6 +164,11 @@ def zeros_of(variables: Iterable[Var]) -> list[jax.Array]:
     return [jnp.zeros(var.aval.shape, var.aval.dtype) for var in variables]
 
 
+def zeros_over_time(variables: Iterable[Var], steps: int) -> list[jax.Array]:
+    """Return arrays of zeros like some variables, time first."""
+    return [jnp.zeros((steps, *var.aval.shape), var.aval.dtype) for var in variables]
+
+
 def size_of(var: Var) -> int:
     """Return the bytes of a variable."""
     return int(var.aval.size * var.aval.dtype.itemsize)
