@@ -35,8 +35,15 @@ from . import quantities
 from .primitive import ETPPrimitive, register_forms
 from .registry import Arrays
 
+MANY_ROWS = 256
+
 
 def _impl(x: Any, weight: Any, *bias: Any, has_bias: bool = False) -> Any:
+    # The gradient of a narrow matrix, such as a readout for all steps at once, is a product over
+    # the rows of `x`. With its result transposed, XLA takes a quarter of the time (6,400 rows, 128
+    # inputs, 20 outputs, CPU); without the barrier, it would exchange the factors again.
+    if x.ndim == 2 and len(x) >= MANY_ROWS and 4 * weight.shape[1] <= weight.shape[0]:
+        weight = jax.lax.optimization_barrier(weight.T).T
     return quantities.add_bias(jnp.matmul(x, weight), bias)
 
 
