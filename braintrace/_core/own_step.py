@@ -14,7 +14,8 @@ along all paths that no trace follows.
 """
 
 import functools
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -178,28 +179,43 @@ def _probed(
     of another weight).
     """
     program, probed = graph.traced.program, dict[Var, tuple[HiddenGroup, Any]]()
-    for group, a, var in graph.new_hidden_vars:
-        sees_own = a in group.downstream
+    for _, entries in itertools.groupby(graph.new_hidden_vars, _alike):
+        (group, *_), states, targets = zip(*entries, strict=True)
+        sees_own, late_inputs = states[0] in group.downstream, group.late_inputs[states[0]]
         seen = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}
-        whole = {**inputs, **{v: late[v] for v in group.late_inputs[a] if v in late}}
-        uses = _cut_uses(graph, group, a, frozenset(seen))
+        whole = {**inputs, **{v: late[v] for v in late_inputs if v in late}}
+        uses = _cut_uses(graph, group, states[0], targets, frozenset(seen))
         atoms = [program.equations[use.equation].invars[use.operand] for use in uses]
         live = dict(zip(uses, evaluate(program, atoms, whole, seen), strict=True))
         # The traces follow the elementwise paths from the old states of the group.
         elementwise = {**whole, **{s.in_var: inputs[s.in_var] for s in group.states}}
         rules = _rules_of(graph, weights, group.index, live)
-        (value,) = evaluate(program, [var], elementwise, seen, rules)
-        probed[var] = (group, value + probes[group.probes[a]])
+        values = evaluate(program, targets, elementwise, seen, rules)
+        for a, var, value in zip(states, targets, values, strict=True):
+            probed[var] = (group, value + probes[group.probes[a]])
     return {v: value for v, (_, value) in probed.items()}
 
 
+def _alike(entry: tuple[HiddenGroup, int, Var]) -> tuple[Any, ...]:
+    """Return what is equal for successive new states that are evaluated together."""
+    group, a, var = entry
+    return group.index, group.late_inputs[a], group.cuts[a], var if a in group.downstream else None
+
+
 def _cut_uses(
-    graph: ETraceGraph, group: HiddenGroup, state: int, overridden: frozenset[Var]
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    state: int,
+    targets: Iterable[Var],
+    overridden: frozenset[Var],
 ) -> list[Cut]:
-    """Return the uses at which a path from a weight to a state leaves what traces follow."""
+    """Return the uses at which a path from a weight to new states leaves what traces follow.
+
+    ``state`` is one of these states.
+    """
     program = graph.traced.program
     learning = {r.equation: r for r in graph.hidden_param_op_relations}
-    behind = program.depends_on([group.new_vars[state]], overridden)
+    behind = program.depends_on(targets, overridden)
     made = set(program.making(behind))
     uses = [cut for cut in group.cuts[state] if cut.equation in made]
     for index in made.intersection(graph.opaque_equations):
