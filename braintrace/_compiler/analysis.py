@@ -195,15 +195,10 @@ def states_as_outputs(traced: TracedModel) -> tuple[StateLeaf, ...]:
 
 def couples(constants: Constants, equation: Equation, operand: int) -> bool:
     """Test whether an element of the results depends on several of an operand."""
-    flows = reached_elements(constants, equation, operand)
-    return any(flow is not None and bool(np.any(flow == TOP)) for flow in flows)
-
-
-def reached_elements(constants: Constants, equation: Equation, operand: int) -> Sequence[Flow]:
-    """Return the element of an operand that each element of the results depends on."""
     operands: list[Flow] = [None] * len(equation.invars)
     operands[operand] = numbered(equation.invars[operand])
-    return flows_of_results(SOURCES, constants, equation, operands)
+    flows = flows_of_results(SOURCES, constants, equation, operands)
+    return any(flow is not None and bool(np.any(flow == TOP)) for flow in flows)
 
 
 def numbered(var: Var) -> Ids:

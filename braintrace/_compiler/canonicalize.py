@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
 from .._errors import CompilationError
@@ -28,17 +27,15 @@ from .._jax import (
     Equation,
     Var,
     bind,
-    call_body,
     equations_inside,
     is_tracer,
-    scan_counts,
     source_line,
     strongly_typed,
+    sub_jaxprs,
     trace_to_jaxpr,
 )
 from .._jax_kernels import with_derivative_of
 from .._jaxpr.evaluate import (
-    Constants,
     Rule,
     Rules,
     evaluate_all,
@@ -46,11 +43,9 @@ from .._jaxpr.evaluate import (
     inlined,
     loop_of,
 )
-from .._jaxpr.lattices import BOTTOM, TOP
 from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
 from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import path_name
-from .analysis import reached_elements
 from .hidden_states import written
 
 
@@ -145,7 +140,7 @@ def _rewriting(unroll_limit: int, shows_tangents: bool) -> Rule:
 
     def rewrite(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
         name = equation.primitive.name
-        if name == "custom_jvp_call" and shows_tangents and _couples_elements(equation):
+        if name == "custom_jvp_call" and shows_tangents and not _is_elementwise(equation):
             program = trace_to_jaxpr(_with_tangents(equation), [a.aval for a in equation.invars])
             return evaluate_inlined(program, operands, spell_out_broadcasts)
         if name not in ("cond", "scan", "while") or not holds_marked(equation):
@@ -173,10 +168,15 @@ def _why_refused(equation: Equation, unroll_limit: int) -> str:
     )
 
 
-def _couples_elements(call: Equation) -> bool:
-    inside = {e.primitive.name for e in equations_inside(call) if call_body(e) is None}
-    is_elementwise = inside <= ELEMENTWISE | IN_ORDER | {"broadcast_in_dim"}
-    return not is_elementwise and not holds_marked(call)
+def _is_elementwise(equation: Equation) -> bool:
+    """Test whether an equation with bodies has only elementwise operations in them."""
+    return all(any(sub_jaxprs(e)) or _maps_elements(e) for e in equations_inside(equation))
+
+
+def _maps_elements(equation: Equation) -> bool:
+    size = equation.outvars[0].aval.size
+    has_sizes = all(a.aval.size == size for a in equation.invars if carries_derivative(a))
+    return has_sizes and equation.primitive.name in ELEMENTWISE | IN_ORDER | {"broadcast_in_dim"}
 
 
 def _with_tangents(call: Equation) -> Callable[..., list[jax.Array]]:
@@ -316,30 +316,14 @@ def with_loops_unrolled(traced: TracedModel, unroll_limit: int) -> TracedModel:
     its steps are equations of the program (for example, small time steps of a cable with coupled
     compartments). Only the coupling is then truncated, and the path of each unit to itself is kept.
     """
-    program, constants = traced.program, Constants(traced.program)
+    program = traced.program
     loops = [
         index
         for index in program.making(on_gradient_paths(traced))
         if (equation := program.equations[index]).primitive.name == "scan"
         and equation.params["length"] <= unroll_limit
-        and not _keeps_elements_apart(constants, equation)
+        and not _is_elementwise(equation)
     ]
     unroll = functools.partial(unrolled, rule=spell_out_broadcasts)
     rules = dict.fromkeys(loops, unroll)
     return with_program(traced, by_rules(program, rules)) if rules else traced
-
-
-def _keeps_elements_apart(constants: Constants, equation: Equation) -> bool:
-    """Test whether the elements of a scan's operands and results correspond to each other."""
-    _, carried = scan_counts(equation)
-    for operand in (i for i, atom in enumerate(equation.invars) if carries_derivative(atom)):
-        for result, flow in enumerate(reached_elements(constants, equation, operand)):
-            slices = [] if flow is None else [flow] if result < carried else flow
-            if not all(map(_is_one_to_one, slices)):
-                return False
-    return True
-
-
-def _is_one_to_one(labels: np.ndarray) -> bool:
-    used = labels[labels != BOTTOM]
-    return TOP not in used and np.unique(used).size == used.size

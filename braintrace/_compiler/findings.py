@@ -20,13 +20,12 @@ from .._graph.report import ApproximationWarning, Diagnostic, DiagnosticKind, Le
 from .._graph.traced_model import FILTERS, StateLeaf
 from .._jax import Atom, Equation, Var, is_var, source_line
 from .._jaxpr.dataflow import BindingTime
-from .._jaxpr.lattices import BOTTOM, Flow
+from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative
 from .._typing import path_name
 from .analysis import labels_back, nonlinear_uses, times_of
 from .hidden_groups import GroupedStep, new_states, seen_by_losses
-from .ring_buffers import writes_for_later
 from .walk import Walk
 
 LOOPS = frozenset({"cond", "scan", "while"})
@@ -314,15 +313,9 @@ def _seen(step: GroupedStep, targets: Sequence[Atom], ends: frozenset[Var]) -> d
     """Return the elements that some targets depend on, by their variables, up to some ends."""
     if all(len(group.hidden_states) == len(group.states) for group in step.groups):
         return dict.fromkeys(step.analysis.program.ancestors(targets, ends), np.True_)
-    # Of a State with slots, a loss may see some, and of a ring buffer not the one just written.
-    late = writes_for_later(step.traced)
-
-    def to_ring(equation: Equation, results: Sequence[Flow]) -> list[Flow] | None:
-        others = [None] * (len(equation.invars) - 1)
-        return [results[0], *others] if equation.outvars[0] in late else None
-
+    # Of a State with slots, a loss may see some.
     starts = {atom: np.zeros(atom.aval.shape, np.int32) for atom in targets if is_var(atom)}
-    seen, _ = labels_back(step.analysis, starts, ends, to_ring)
+    seen, _ = labels_back(step.analysis, starts, ends)
     return {var: f != BOTTOM for var, f in seen.items() if f is not None and np.any(f != BOTTOM)}
 
 

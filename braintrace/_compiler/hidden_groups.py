@@ -11,7 +11,7 @@ from .._jax import Atom, Var, is_var
 from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.program import components
 from .analysis import Analysis
-from .hidden_states import HiddenArray, delay_lines
+from .hidden_states import HiddenArray
 from .units import Units
 from .walk import Walk, walk_back
 
@@ -93,7 +93,7 @@ def grouped(
     every_new = frozenset(state.var for state in states)
     targets = seen_by_losses(traced, outputs)
     loss_reads = analysis.program.ancestors(targets, every_new).union(*late_inputs)
-    lines = set() if every_state else delay_lines(analysis, states, loss_reads)
+    lines = set() if every_state else _delay_lines(analysis, states, {*targets, *loss_reads})
     groups: list[HiddenGroup] = []
     walks: list[list[Walk]] = []
     for members in _with_common_units(states, lines):
@@ -139,6 +139,23 @@ def _late_inputs(
     for var in (state.var for state in states):
         read = analysis.program.ancestors([var], every_new - {var})
         yield frozenset(read & old) - analysis.program.descendants([var], before=before)
+
+
+def _delay_lines(
+    analysis: Analysis, states: Sequence[HiddenArray], loss_reads: Collection[Atom]
+) -> set[StateLeaf]:
+    """Return the States that only ETP operations of later steps, and their own next value, read.
+
+    No gradient that a trace carries returns to their contents: D-RTRL leaves out the gradient
+    through those operations anyway.
+    """
+    lines, program = {state.leaf for state in states}, analysis.program
+    for state in states:
+        others = {other.var for other in states if other.leaf is not state.leaf}
+        later = program.descendants([state.leaf.in_var], analysis.opaque)
+        if not (later | program.descendants([state.var])).isdisjoint([*others, *loss_reads]):
+            lines.discard(state.leaf)
+    return lines
 
 
 def _with_common_units(

@@ -6,17 +6,14 @@ of a unit (a register, a ring buffer, a `HiddenGroupState`), each of these slots
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from itertools import chain
 from typing import Any, cast
 
 import numpy as np
 
 from .._graph.hidden_group import Ids
 from .._graph.traced_model import StateLeaf, TracedModel
-from .._jax import Equation, Var
+from .._jax import Var
 from .._jaxpr.lattices import BOTTOM
-from .._jaxpr.primitives import IN_ORDER, moved_operands
 from .._jaxpr.program import carries_derivative
 from .analysis import Analysis
 from .units import Units, moved_from
@@ -124,48 +121,3 @@ def _shape_of(inside: np.ndarray) -> tuple[int, ...]:
         if along.sum() == 1 and inside.sum() * size == inside.size:
             return (*inside.shape[:axis], *inside.shape[axis + 1 :])
     return (int(inside.sum()),)
-
-
-def delay_lines(
-    analysis: Analysis, states: Sequence[HiddenArray], loss_reads: set[Var]
-) -> set[StateLeaf]:
-    """Return the States whose old contents only ETP operations read, and which a step only shifts.
-
-    No gradient that a trace carries returns to their contents: D-RTRL leaves out the gradient
-    through those operations anyway.
-
-    Parameters
-    ----------
-    analysis, states
-        The step, and its hidden states.
-    loss_reads
-        The values that a loss reads within the step, up to new hidden states.
-    """
-    read = {
-        state.leaf
-        for state in states
-        if not loss_reads.isdisjoint([state.leaf.in_var, state.var])
-        or not _is_shifted_only(analysis, states, state)
-    }
-    return {state.leaf for state in states} - read
-
-
-def _is_shifted_only(analysis: Analysis, states: Sequence[HiddenArray], state: HiddenArray) -> bool:
-    """Test whether a step only shifts a State's contents, and no other State reads them."""
-    program, old, new = analysis.program, state.leaf.in_var, state.var
-    others = frozenset(other.var for other in states if other.leaf is not state.leaf)
-    behind = program.ancestors([new], others) - others
-    shifts = program.making(behind & program.dependents_of([old], program.producer[new]))
-    operands = [*chain(*(program.equations[i].invars for i in program.making(others)))]
-    return (
-        bool(shifts)
-        and all(_moves(program.equations[index]) for index in shifts)
-        and behind.isdisjoint(analysis.operations)
-        and new not in program.ancestors(operands, {*others, new})
-        and old not in program.ancestors(operands, others | analysis.operations)
-    )
-
-
-def _moves(equation: Equation) -> bool:
-    is_move = equation.primitive.name in IN_ORDER | {"select_n"}  # a selection keeps or replaces
-    return is_move or bool(moved_operands(equation))

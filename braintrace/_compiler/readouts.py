@@ -7,8 +7,7 @@ linear ``A`` that is the same at every step, the filter and ``A`` commute:
 .. math:: f' = \kappa f + z, \qquad g' = \kappa g + 1, \qquad o' = A(f') + g' b + \kappa^t o^0
 
 The filter ``f`` is one more state of the units of the layer below. The value of ``o'`` stays what
-the model computes; its derivative is that of ``A(f') + g' b``. If ``kappa`` depends on parameters,
-the rest comes from ``c' = kappa c``, a state in the units of the readout with the value of ``o``.
+the model computes; its derivative is that of ``A(f') + g' b``. ``kappa`` does not learn.
 """
 
 import dataclasses
@@ -24,14 +23,12 @@ from .._etrace_op.registry import ETP_PRIMITIVE_SPECS, is_marked
 from .._graph.traced_model import FILTERS, Batch, StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, trace_to_jaxpr
 from .._jax_kernels import with_derivative_of
-from .._jaxpr.dataflow import Question, flows_from
 from .._jaxpr.evaluate import Constants, evaluate, evaluate_all, evaluate_inlined
-from .._jaxpr.lattices import Labels
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import Path
 from .analysis import states_as_outputs
-from .batch import follow, laid_out, with_axes
+from .batch import with_axes
 from .canonicalize import spell_out_broadcasts, with_program
 from .hidden_groups import seen_by_losses
 from .hidden_states import written
@@ -55,7 +52,7 @@ def with_filters(traced: TracedModel, batch: Batch) -> tuple[TracedModel, Batch]
     added = zip(paths, new.in_vars[-len(paths) :], new.out_atoms[-len(paths) :], strict=True)
     filters = [StateLeaf(path, 0, "hidden", False, True, var, out) for path, var, out in added]
     ends = {leaf.name: leaf for leaf in again.leaves}
-    axes = {leaf.path: _axis(new, batch, leaf, ends[leaf.path[1]]) for leaf in filters}
+    axes = {leaf.path: _axis(batch, leaf, ends[leaf.path[1]]) for leaf in filters}
     filtered = dataclasses.replace(
         again,
         leaves=(*again.leaves, *filters),
@@ -66,18 +63,11 @@ def with_filters(traced: TracedModel, batch: Batch) -> tuple[TracedModel, Batch]
     return filtered, with_axes(batch, axes)
 
 
-def _axis(program: Program, batch: Batch, leaf: StateLeaf, end: StateLeaf) -> int | None:
-    """Return the axis of a filter that has the samples of its readout."""
-    axis, samples = batch.axis(end), batch.samples
-    if axis is None or samples is None:
-        return None
-    constants, expected = Constants(program), laid_out(end.shape, axis, samples)
-    for place in (a for a, size in enumerate(leaf.shape) if size == samples):
-        start = {leaf.in_var: laid_out(leaf.shape, place, samples)}
-        flow = flows_from(Question(Labels()), constants, start).get(end.out_var)
-        if follow(flow, expected):
-            return place
-    return None
+def _axis(batch: Batch, leaf: StateLeaf, end: StateLeaf) -> int | None:
+    """Return the batch axis of a filter, which is that of its readout."""
+    axis = batch.axis(end)
+    has_samples = axis is not None and leaf.shape[axis : axis + 1] == (batch.samples,)
+    return axis if has_samples else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -93,9 +83,9 @@ class _Readout:
     products
         Its products, each with the operand ``z``.
     filters
-        A variable of the shape of each filter: every ``z`` itself, ``"ones"``, and ``"old"``.
+        A variable of the shape of each filter: every ``z`` itself, and ``"ones"`` with a bias.
     parameters
-        Paths of the parameters of ``kappa``, ``A`` and ``b``.
+        Paths of the parameters of ``A`` and ``b``.
     """
 
     leaf: StateLeaf
@@ -136,33 +126,27 @@ class _Finder:
         if leaf.is_grouped or is_apart or old in late or not behind.isdisjoint(others):
             return None
         passed, path, products = {new}, set[int](), list[tuple[Equation, int]]()
-        biased = shifted = decays = scaled = adds_data = False
+        has_bias = False
         for index in program.backward([new], passed):
             equation, name = program.equations[index], program.equations[index].primitive.name
             data = [i for i, a in enumerate(equation.invars) if is_var(a) and a in self._varying]
             fixed = [atom for i, atom in enumerate(equation.invars) if i not in data]
             weights = sum(is_var(atom) and atom in self._learning for atom in fixed)
             moving = [equation.invars[i] for i in data if equation.invars[i] in self._followed]
-            is_old = not behind.isdisjoint(moving)
             path.add(index)
             if _is_product(equation, data):
                 products.append((equation, data[0]))
-                biased |= is_marked(equation) and weights > 1
-                shifted |= is_marked(equation) and len(fixed) > 1
+                has_bias |= is_marked(equation) and weights > 1
                 continue
             if name in _SUMS:
-                biased |= weights > 0
-                shifted |= len(fixed) > 0
-                adds_data |= len(moving) < len(data)
-            elif len(moving) == len(data) == 1 and (name != "div" or data == [0]):
-                # The old value is scaled by one number for all units.
-                is_uniform = name in _FACTORS and all(map(self._is_number, fixed))
-                if not (is_uniform if is_old else name in (*_FACTORS, *_MOVES)):
-                    return None
-                decays |= is_old and weights > 0
-                scaled |= weights > 0
-            else:
+                has_bias |= weights > 0
+            elif weights or not len(moving) == len(data) == 1 or (name == "div" and data != [0]):
                 return None
+            elif behind.isdisjoint(moving):
+                if name not in (*_FACTORS, *_MOVES):
+                    return None
+            elif name not in _FACTORS or not all(map(self._is_number, fixed)):
+                return None  # one number for all units scales the old value
             passed.update(moving)
         filters: dict[Any, Var] = {e.invars[x]: e.invars[x] for e, x in products}
         below = program.ancestors(filters)
@@ -170,12 +154,10 @@ class _Finder:
         # An operation that something else reads as well keeps its trace.
         marked = program.made_by(i for i in path if is_marked(program.equations[i]))
         is_shared = any(i not in path for var in marked for i, _ in program.readers.get(var, ()))
-        # Data that are only added have no filter, which a weight of theirs would need.
-        is_exact = passed & {*program.in_vars, *others} == {old} and not (adds_data and scaled)
+        is_exact = passed & {*program.in_vars, *others} == {old}
         if is_shared or not (is_above and is_exact):
             return None
-        has_ones = biased or (shifted and scaled)
-        filters |= {key: new for key, has in (("ones", has_ones), ("old", decays)) if has}
+        filters |= {"ones": new} if has_bias else {}
         read = {atom for i in path for atom in program.equations[i].invars if is_var(atom)}
         factors = program.depends_on(read - self._varying)
         paths = (leaf.path for leaf in self._parameters if leaf.in_var in factors)
@@ -266,16 +248,12 @@ def _advance(
     zero = jnp.zeros_like(value)
     slope = jax.jvp(of_old, (zero,), (jnp.ones_like(zero),))[1]
     kappa = jax.lax.slice(slope, [0] * slope.ndim, [1] * slope.ndim).reshape(())
-    fixed, new = jax.lax.stop_gradient(kappa), dict[Any, Any]()
-    for source, before in filters.items():
-        current = 1 if isinstance(source, str) else known[source]
-        new[source] = jax.lax.broadcast(fixed.astype(before.dtype), before.shape) * before + current
+    new = {
+        source: jax.lax.broadcast(kappa.astype(before.dtype), before.shape) * before
+        + (1 if source == "ones" else known[source])
+        for source, before in filters.items()
+    }
     result = after(zero, lambda equation, x: product_of(equation, x, new[equation.invars[x]]))
     if "ones" in filters:
         result += (new["ones"] - 1) * after(zero, biases)
-    if "old" in filters:
-        before = with_derivative_of(known[old], filters["old"])
-        new["old"] = jax.lax.broadcast(kappa, value.shape) * before
-        result += new["old"]
-        new["old"] = with_derivative_of(value, new["old"])
     return with_derivative_of(value, result), new

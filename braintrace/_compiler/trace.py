@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 
 import brainstate
 import jax
-import jax.numpy as jnp
 import numpy as np
 import saiunit
 from jax.typing import ArrayLike
@@ -244,16 +243,9 @@ def _state_leaves(
             per_sample=isinstance(state, brainstate.ShortTermState),
             in_var=old,
             out_var=next(new) if writes else None,
-            table=None if writes else _table_in(jax.tree.leaves(state.value)[leaf]),
         )
         for (path, leaf, state), old, writes in zip(every, inputs, is_written, strict=True)
     )
-
-
-def _table_in(value: ArrayLike) -> np.ndarray | None:
-    """Return the value of an array of integers that is known."""
-    is_known = not is_tracer(value) and jnp.issubdtype(jnp.result_type(value), jnp.integer)
-    return np.asarray(value) if is_known else None
 
 
 def _check_batch(arguments: tuple[PyTree, ...], batch_size: int) -> None:

@@ -40,8 +40,6 @@ class StateLeaf:
         Whether each sample has a value of its own (`ShortTermState`).
     in_var, out_var
         Value before the step, and after it (``None`` if the step does not write it).
-    table
-        Value at compilation of an array of integers that no step writes; else ``None``.
     """
 
     path: Path
@@ -51,7 +49,6 @@ class StateLeaf:
     per_sample: bool
     in_var: Var
     out_var: Atom | None
-    table: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
     @property
     def shape(self) -> tuple[int, ...]:

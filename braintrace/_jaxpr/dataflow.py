@@ -1,7 +1,7 @@
 """Forward dataflow through a jaxpr: the sources of each element.
 
 The analysis visits equations in order. It follows calls into their bodies, joins the results of
-branches, and iterates loops to a fixpoint. `primitives` has the rules of single equations.
+branches, and iterates scans to a fixpoint. `primitives` has the rules of single equations.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .._jax import TRANSPARENT_CALLS, Atom, Equation, Var, call_body, equations_inside, is_var
+from .._jax import TRANSPARENT_CALLS, Equation, Var, call_body, equations_inside, is_var
 from .evaluate import Constants, loop_of
 from .lattices import Flow, Lattice, everything, filled, joined, spread
 from .primitives import DRAWS, through_primitive
@@ -109,8 +109,8 @@ def flows_of_results(
         return flows_of_outputs(question, constants.body(body, equation.invars), operands)
     if name == "cond":
         return _cond(question, constants, equation, operands)
-    if name in ("scan", "while"):
-        return _loop(question, constants, equation, operands)
+    if name == "scan":
+        return _scan(question, constants, equation, operands)
     return through_primitive(lattice, equation, operands, constants)
 
 
@@ -121,41 +121,32 @@ def _cond(
     choice, *arguments = operands
     bodies = [constants.body(body, equation.invars[1:]) for body in equation.params["branches"]]
     every = [flows_of_outputs(question, body, arguments) for body in bodies]
-    every.append(_decided(question.lattice, choice, equation.outvars))
+    chosen = everything(question.lattice, [choice])
+    if chosen is not None:
+        shapes = (var.aval.shape for var in equation.outvars)
+        every.append([spread(question.lattice, chosen, shape) for shape in shapes])
     return [joined(question.lattice, flows) for flows in zip(*every, strict=True)]
 
 
-def _decided(lattice: Lattice, choice: Flow, atoms: Sequence[Atom]) -> list[Flow]:
-    """Return flows of variables that depend, in every element, on all of a choice."""
-    one = everything(lattice, [choice])
-    return [None if one is None else spread(lattice, one, atom.aval.shape) for atom in atoms]
-
-
-def _loop(
+def _scan(
     question: Question, constants: Constants, equation: Equation, operands: Sequence[Flow]
 ) -> list[Flow]:
-    """Follow a loop to a fixpoint of its carry, which then holds at each of its steps."""
+    """Follow a scan to a fixpoint of its carry, which then holds at each of its steps."""
     lattice, loop = question.lattice, loop_of(equation, operands)
-    atoms, count = loop_of(equation, equation.invars), len(loop.carried)
-    body = constants.body(loop.body, atoms.fixed)
+    count, length = len(loop.carried), equation.params["length"]
+    body = constants.body(loop.body, loop_of(equation, equation.invars).fixed)
 
     def run(carried: Sequence[Flow], slices: Sequence[Flow]) -> list[Flow]:
-        after = flows_of_outputs(question, body, [*loop.fixed, *carried, *slices])
-        if loop.condition is None:
-            return after
-        test = constants.body(loop.condition, atoms.tested)
-        (goes_on,) = flows_of_outputs(question, test, [*loop.tested, *carried])
-        decided = _decided(lattice, goes_on, atoms.carried)
-        return [joined(lattice, pair) for pair in zip(after, decided, strict=True)]
+        return flows_of_outputs(question, body, [*loop.fixed, *carried, *slices])
 
     steps = [[s if s is None else lattice.over(s, [0]) for s in loop.sequences]]
     carried = fixpoint(lattice, lambda now: run(now, steps[0])[:count], loop.carried)
-    length, results = equation.params.get("length", 1), equation.outvars[count:]
     differ = any(s is not None and (s != s[:1]).any() for s in loop.sequences)
     if differ and length <= LONGEST_WALK:
         steps = [[s if s is None else s[i] for s in loop.sequences] for i in range(length)]
     stacked = []
-    for var, *flows in zip(results, *(run(carried, step)[count:] for step in steps), strict=True):
+    every = (run(carried, step)[count:] for step in steps)
+    for var, *flows in zip(equation.outvars[count:], *every, strict=True):
         full = [filled(lattice, flow, var.aval.shape[1:]) for flow in flows]
         is_none = all(flow is None for flow in flows)
         stacked.append(None if is_none else spread(lattice, np.stack(full), var.aval.shape))

@@ -259,42 +259,29 @@ RunBody: TypeAlias = Callable[[AnyJaxpr, list[ArrayLike]], Sequence[ArrayLike]]
 
 @dataclasses.dataclass(frozen=True)
 class Loop(Generic[Value]):
-    """A ``scan`` or ``while`` loop, with one value for each of its operands.
+    """A ``scan``, with one value for each of its operands.
 
     Attributes
     ----------
     body
         Maps ``(*fixed, *carried, *a slice of each sequence)`` to
         ``(*carried, *a slice of each result)``.
-    condition
-        Maps ``(*tested, *carried)`` to whether the loop continues; ``None``: a ``scan``.
-    tested, fixed
-        Loop-invariant operands of the condition and of the body.
-    carried
-        The carry before the first step.
-    sequences
-        Operands that are read slice by slice.
+    fixed, carried, sequences
+        Loop-invariant operands, the carry before the first step, and operands that are read slice
+        by slice.
     """
 
     body: AnyJaxpr
-    condition: AnyJaxpr | None
-    tested: list[Value]
     fixed: list[Value]
     carried: list[Value]
     sequences: list[Value]
 
 
 def loop_of(equation: Equation, operands: Sequence[Value]) -> Loop[Value]:
-    """Return a ``scan`` or ``while`` loop, its operands sorted by their role."""
-    params, values = equation.params, list(operands)
-    if equation.primitive.name == "while":
-        first = params["cond_nconsts"]
-        last = first + params["body_nconsts"]
-        body, condition = params["body_jaxpr"], params["cond_jaxpr"]
-        return Loop(body, condition, values[:first], values[first:last], values[last:], [])
+    """Return a ``scan``, its operands sorted by their role."""
     fixed, carried = scan_counts(equation)
-    last = fixed + carried
-    return Loop(params["jaxpr"], None, [], values[:fixed], values[fixed:last], values[last:])
+    values, last = list(operands), fixed + carried
+    return Loop(equation.params["jaxpr"], values[:fixed], values[fixed:last], values[last:])
 
 
 def rebuilt(equation: Equation, operands: list[ArrayLike], run: RunBody) -> list[ArrayLike] | None:

@@ -50,16 +50,6 @@ UPDATES = names_in("scatter-add scatter-sub scatter-mul scatter-min scatter-max"
 WINDOWS = names_in("reduce_window_max reduce_window_min reduce_window_sum")
 SUMS = names_in("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor")
 
-# Operations that couple the elements along some axes, and keep all others apart: samples, mostly.
-JOINED_ALONG: Mapping[str, Callable[[Mapping[str, Any], int], Sequence[int]]] = {
-    **dict.fromkeys(
-        names_in("cumlogsumexp cummax cummin cumprod cumsum"), lambda params, rank: [params["axis"]]
-    ),
-    "fft": lambda params, rank: range(rank - len(params["fft_lengths"]), rank),
-    "sort": lambda params, rank: [params["dimension"]],
-    "top_k": lambda params, rank: [params.get("axis", -1) % rank],
-}
-
 # --- moves
 #
 # Moves without index operands run with NumPy, on the numbers of the elements of their operands.
@@ -371,14 +361,6 @@ def _elementwise(at: Through) -> list[Flow]:
     return [joined(at.lattice, [_spread(at, flow) for flow in at.flows])]
 
 
-def _join_along(at: Through) -> list[Flow]:
-    along_axes = JOINED_ALONG[at.equation.primitive.name]
-    axes = tuple(along_axes(at.equation.params, len(at.shape)))
-    flows = [flow if flow is None else at.lattice.over(flow, axes) for flow in at.flows]
-    one = np.expand_dims(filled(at.lattice, joined(at.lattice, flows), ()), axes)
-    return [spread(at.lattice, one, var.aval.shape) for var in at.equation.outvars]
-
-
 def _solve(at: Through) -> list[Flow]:
     """Couple the equations of each right-hand side."""
     if any(flow is not None for flow in at.flows[:-1]):  # of the matrix
@@ -465,7 +447,6 @@ _RULES: Mapping[str, Callable[[Through], list[Flow]]] = {
     **dict.fromkeys(PLAIN_MOVES, _move),
     **dict.fromkeys(READS, _read),
     **dict.fromkeys(WRITES | UPDATES, _write),
-    **dict.fromkeys(JOINED_ALONG, _join_along),
     **dict.fromkeys(SUMS | {"argmax", "argmin"}, _reduce),
     **dict.fromkeys(WINDOWS, _window),
     **dict.fromkeys(names_in("triangular_solve tridiagonal_solve"), _solve),
