@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from .._etrace_op.registry import ETP_PRIMITIVES
 from .._jax import Equation, Var, bind, is_var
+from .._jax_kernels import MIRROR
 from .._jaxpr.evaluate import Rule, evaluate
 from .._jaxpr.primitives import DRAWS, PRODUCTS, moved_operands
 from .._jaxpr.program import Program, components
@@ -327,7 +328,9 @@ def find_loops(
         Whether derivatives pass from step to step, whether they end at some steps, and whether some
         steps may be masked.
     """
-    held = () if is_cut else find_registers(program, step.carried)
+    pairs = enumerate(zip(step.carried, program.out_atoms, strict=False))
+    moved = {k: pair for k, pair in pairs if _is_moved(program.maker(pair[1]))}
+    held = find_registers(program, moved) if moved and not is_cut else ()
     levels, products, registers = _find_levels(step, program, in_loops, held)
     count, available, loops = len(program.equations), set(step.slices), list[Loop]()
     for level in sorted({*levels.values(), *registers.values()}):
@@ -374,6 +377,11 @@ def find_loops(
         and any(v in passing and v not in step.varying for v in vars_of(equation.invars))
     ]
     return Loops(step, program, tuple(loops), once, live, tuple(tapped), has_mask, map_products)
+
+
+def _is_moved(equation: Equation | None) -> bool:
+    """Test whether an equation only moves elements, as the last one of a register does."""
+    return equation is not None and (equation.primitive is MIRROR or bool(moved_operands(equation)))
 
 
 def _find_once(step: StepProgram, program: Program, made: set[Var]) -> tuple[Var, ...]:

@@ -9,7 +9,7 @@ which a chunk needs the first and the last.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -110,17 +110,12 @@ class Register:
         return last, jnp.stack([history[age : age + steps] for age in ages], self.axis + 1)
 
 
-def find_registers(program: Program, carried: Iterable[Var]) -> Iterator[Register]:
+def find_registers(program: Program, states: Mapping[int, tuple[Var, Atom]]) -> Iterator[Register]:
     """Yield the shift registers among States; what they hold may depend on them.
 
-    Parameters
-    ----------
-    program
-        A step, whose first results are the new values of the States.
-    carried
-        The old values of the States.
+    ``states`` are the old and the new value of States, by their index.
     """
-    for state, pair in enumerate(zip(carried, program.out_atoms, strict=False)):
+    for state, pair in states.items():
         (old, new), mirrors = _without_mirrors(program, *pair)
         moving = program.dependents_of([old]) & program.depends_on([new])
         equations = [program.equations[index] for index in program.making(moving - {old})]

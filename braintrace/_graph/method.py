@@ -148,6 +148,10 @@ class TraceMethod(Protocol):
             through coupling reads those too.
         """
 
+    def fit(self, graph: ETraceGraph) -> "TraceMethod":
+        """Return the method without what a compiled model does not need."""
+        return self
+
     def update(self, chunk: Chunk, traces: Traces) -> Traces:
         """Return the traces after a recorded chunk of one step or more.
 

@@ -158,7 +158,8 @@ class BaseLearner(brainstate.nn.Module):
             readout_filters=self.readout_filters,
         )
         graph, outside = compile_model(self.module, example, batch_size, options, self.method)
-        return CompiledStep(graph, outside, self.method, self.trace_dtype, purpose)
+        method = self.method.fit(graph)
+        return CompiledStep(graph, outside, method, self.trace_dtype, purpose)
 
     def step_for(self, purpose: Purpose, batch_size: int | None = None) -> CompiledStep:
         """Return the step for a purpose, compiled once; other shapes have this batch size."""

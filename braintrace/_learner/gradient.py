@@ -99,7 +99,7 @@ class SequenceGradient(Program):
         is_one_step: bool = False,
     ) -> None:
         self._learner, self._options, self._evolves = learner, options, evolves
-        self._graph, self._method = graph, method = learner.graph, learner.method
+        self._graph, self._method = graph, method = learner.graph, learner.compiled.method
         check_choice("reduction", options.reduction, "mean", "sum")
         sequences, mask, flags, initial = example
         self._has_mask = mask is not None

@@ -180,7 +180,7 @@ class Call(Program):
     """One step, or the steps of a `MultiStepData`: each differentiated alone, or as one window."""
 
     def __init__(self, learner: BaseLearner, has_steps: bool) -> None:
-        self._graph, self._method = learner.graph, learner.method
+        self._graph, self._method = learner.graph, learner.compiled.method
         self._by_path, self._traced = learner.states_of_step, learner.graph.traced
         is_written = [path in self._traced.written_paths for path in self._by_path]
         super().__init__(learner, list(self._by_path.values()), is_written)

@@ -234,14 +234,17 @@ def report_early_reads(learner: BaseLearner, probes: Collection[str]) -> None:
     ``probes`` are the perturbations that reach the loss.
     """
     step, graph = learner.compiled, learner.graph
+    own = (leaf for leaf in graph.traced_states if leaf not in graph.read_late)
+    early = [leaf for leaf in own if pre_step_probe(leaf) in probes]
+    if not early:
+        return
     every, kept = (
         {(spec.relation, spec.state) for spec in specs_of(specs)}
         for specs in (step.method.trace_specs(graph, True), step.trace_specs)
     )
     without_trace = {state for _, state in every - kept}
-    for leaf in graph.traced_states:
-        is_read = pre_step_probe(leaf) in probes and leaf not in graph.read_late
-        if is_read and leaf.name in without_trace:
+    for leaf in early:
+        if leaf.name in without_trace:
             message = (
                 f"`step_fn` reads State '{leaf.name}' before it calls the learner. No later step "
                 "of the model reads this State, so it has no trace, and is a constant here. "

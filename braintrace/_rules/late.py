@@ -93,6 +93,10 @@ class Injection(NamedTuple):
 class LateTraces(ParameterTraces):
     """Traces of the size of the weight, behind delay lines those of some steps ago."""
 
+    def fit(self, graph: ETraceGraph) -> ParameterTraces:
+        """Return the plain method for a model without delay lines."""
+        return self if _lines(graph) else ParameterTraces()
+
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the traces of each site, or those of its core and the factors of last steps."""
         specs = {**super().trace_specs(_without_lines(graph), every_state)}
