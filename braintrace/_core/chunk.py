@@ -28,29 +28,27 @@ from .._jaxpr.equal import equal_values, merged
 from .._jaxpr.evaluate import Rule, evaluate
 from .._typing import PyTree
 from .loops import Loops, find_loops
-from .over_time import (
-    MapOverTime,
-    Results,
-    SourceValues,
-    choose_map,
-    find_sources,
-    is_step_by_step,
-    map_one_by_one,
-    scan_over_time,
-    zero_sum,
-)
+from .masks import map_one_by_one
 from .step_program import (
     ByVar,
+    MapOverTime,
     PureStep,
+    Results,
+    SourceValues,
     StepProgram,
     Values,
+    choose_map,
     equations_of,
+    find_sources,
     find_varying,
     is_product,
+    is_step_by_step,
+    scan_over_time,
     size_of,
     traced_step,
     value_of,
     vars_of,
+    zero_sum,
     zeros_of,
     zeros_over_time,
     zip_dict,

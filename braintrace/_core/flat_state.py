@@ -24,7 +24,7 @@ from .._graph.graph import ETraceGraph
 from .._graph.method import Weights
 from .._jax import Atom, Equation, Var, bind
 from .._jaxpr.evaluate import Rule, evaluate
-from .own_step import Inputs, finish
+from .gradient import Inputs, finish
 
 Place: TypeAlias = tuple[int, str, int]
 """``(index of an equation, 'in' or 'out', index of its operand or result)``."""

@@ -1,34 +1,28 @@
-r"""Gradient of a recorded chunk: rows of cotangents, and products of inputs and factors.
+r"""The gradient of steps from their traces: the step that a loss sees, records, and products.
 
-Let ``l`` be signals for the states after each step, and ``r`` a row for the states after the last
-one. In a scan backward in time,
+Probed step: everything downstream of a traced state (readout, deeper layers, later groups, states
+of the group that no later step reads) reads its new value plus a perturbation that is zero. The
+derivative of a loss with respect to the perturbation is the learning signal
 
-.. math::
+.. math:: l^t[v, a] = \partial L^t / \partial h^t[v, a]
 
-    \lambda^s = l^s + (D^{s+1})^\top \lambda^{s+1}, \qquad \lambda^{K+1} := r, \qquad
-    \mu = (D^1)^\top \lambda^1, \qquad f^s = (D_f^s)^\top \lambda^s.
-
-Signals give the gradient, :math:`\sum_s x^s \otimes f^s + \mu \circ \epsilon^0`. The unit row of
-state ``a`` gives its trace after the chunk, :math:`\sum_s x^s \otimes f^s + \sum_c \mu[c] \circ
-\epsilon^0[c]`. No Jacobian exists as an array: each step's local step is differentiated at its
-recorded values.
+where the other states of the group are constant, unless they are downstream of it. If the loss sees
+a state from before the step (an output reads it, or a state that does not act upon it), a second
+perturbation of that value gives :math:`\partial L^t / \partial h^{t-1}[v, a]`, a part of the signal
+of the step before. The derivative with respect to a parameter is its ordinary gradient of this step
+along all paths that no trace follows. The rest is computed by a rule from the signals and from what
+was recorded of the steps.
 
 A sample that is reset, or a step whose loss is masked, has a zero factor. The input, the state or
 its trace may be NaN or infinite there (padding), and ``0 * NaN`` is NaN. With ``selects`` these
 products select zeros: for the signals of a chunk with a mask, and for traces also if samples are
 reset. Without a mask, a non-finite step has a non-finite loss, and its gradient must show that.
-
-A gate that does not reach a traced state needs no trace. If one operation computes several gates as
-one array, its trace contains the other outputs only (`ActiveOutputs`): those of an operation with
-fewer outputs. Without this selection, a stream of 16 samples through an LSTM of 256 units takes 1.4
-times as long and 3.4 times the temporary memory (CPU, 2026-11-25). For one sample nothing is
-selected: XLA would fuse the padding of the gradient into the update of the weights and compute each
-element behind a branch, so a stream through an LSTM of 128 units would take 2.6 times as long.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax
@@ -36,25 +30,258 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._etrace_op.registry import Arrays, get_primitive_spec
-from .._etrace_op.rules import init_trace, propagate, pull_back, selects_outputs
+from .._etrace_op.rules import pull_back
+from .._graph.flat_state import FlatState
 from .._graph.graph import ETraceGraph
-from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation, InfluenceMap
+from .._graph.hidden_group import Cut, HiddenGroup, HiddenParamOpRelation
 from .._graph.method import Chunk, Records, TraceMethod, Traces, Weights
-from .._jax import struct_of
+from .._graph.traced_model import TracedModel
+from .._jax import Atom, Equation, Var, bind, is_var, struct_of
+from .._jaxpr.evaluate import Rule, evaluate
+from .._jaxpr.program import Program, program_of
 from .._typing import PyTree
-from .local_step import States, local_step, values_of
-from .over_time import scan_records
+from .local_step import read_vars
 from .sites import (
     Probes,
     TraceSite,
-    at_elements,
+    names_of,
     of_past,
+    pre_step_probe,
+    probe_shapes,
     probes_of_past,
     row_name,
     trace_sites,
     x_key,
 )
-from .traces import as_arrays, is_zero
+
+Inputs: TypeAlias = Mapping[Var, Any]
+"""Values of the inputs of a program."""
+
+
+def operand_shapes(graph: ETraceGraph) -> Weights:
+    """Return the shapes of the operands that have gradients."""
+    return {
+        key: {name: struct_of(atom.aval) for name, atom in own.items()}
+        for key, own in graph.operand_atoms.items()
+    }
+
+
+def operands(graph: ETraceGraph, inputs: Inputs) -> Weights:
+    """Return the operands that have gradients: for each relation, its evaluated prologue."""
+    wanted = graph.operand_atoms
+    atoms = [atom for own in wanted.values() for atom in own.values()]
+    values = iter(evaluate(graph.traced.program, atoms, inputs))  # shared equations run once
+    return {key: {name: next(values) for name in own} for key, own in wanted.items()}
+
+
+def _rules_of(
+    graph: ETraceGraph,
+    weights: Weights,
+    group: int | None = None,
+    live: Mapping[Cut, Any] = MappingProxyType({}),
+) -> dict[int, Rule]:
+    """Return rules that run the relations' operations on given weights, held constant.
+
+    Outputs that no trace follows (a gate that acts only through another weight) have the ordinary
+    gradient of the step.
+
+    Parameters
+    ----------
+    graph, weights
+        The model and its operands.
+    group
+        Only the relations that reach this group; ``None``: all.
+    live
+        Values for some uses of variables.
+    """
+    relations = {
+        relation.equation: relation
+        for relation in graph.hidden_param_op_relations
+        if group is None or any(influence.group == group for influence in relation.influences)
+    }
+
+    def rule_for(index: int) -> Rule:
+        held, traced = dict[int, Any](), None
+        if relation := relations.get(index):
+            own = jax.lax.stop_gradient(weights[relation.key])
+            held = {place: own[name] for name, place in relation.trainable_positions.items()}
+            traced = _traced_elements(relation, group)
+
+        def rule(equation: Equation, values: list[Any]) -> list[Any]:
+            values = [live.get(Cut(index, i), value) for i, value in enumerate(values)]
+            results = bind(equation, [held.get(i, value) for i, value in enumerate(values)])
+            if traced is None:
+                return results
+            return [jnp.where(traced, results[0], bind(equation, values)[0])]
+
+        return rule
+
+    return {index: rule_for(index) for index in {*relations, *(use.equation for use in live)}}
+
+
+def _traced_elements(relation: HiddenParamOpRelation, group: int | None) -> np.ndarray | None:
+    """Return the elements of the output that reach a group by a trace; ``None``: all of them."""
+    reached = [influence for influence in relation.influences if influence.group == group]
+    if not reached:
+        return None
+    traced = np.asarray((reached[0].positions >= 0).any(0))
+    return None if traced.all() else traced
+
+
+def residuals(graph: ETraceGraph, inputs: Inputs, weights: Weights) -> Records:
+    """Return the residuals of one step that the learning rule needs; they have no gradient."""
+    inputs = {var: jax.lax.stop_gradient(value) for var, value in inputs.items()}
+    if "step" in graph.needs:
+        return Records(x={}, inputs=tuple(inputs[v] for v in graph.recorded_inputs))
+    weights = jax.lax.stop_gradient(weights)
+    program, relations = graph.traced.program, graph.hidden_param_op_relations
+    given = [r.x_var for r in relations if r.x_var is not None]
+    states = [var for _, _, var in graph.new_hidden_vars] if "states" in graph.needs else []
+    read = [*read_vars(graph), *states] if "values" in graph.needs else states
+    wanted = list(dict.fromkeys([*read, *filter(is_var, given)]))
+    found = evaluate(program, wanted, inputs, rules=_rules_of(graph, weights))
+    known = dict(zip(wanted, found, strict=True))
+    x, values = {}, {}
+    if "x" in graph.needs:
+        keys = [x_key(graph, r) for r in relations if r.x_var is not None]
+        pairs = zip(keys, given, strict=True)
+        x = {key: known[atom] if is_var(atom) else atom.val for key, atom in pairs}
+    if "values" in graph.needs:
+        values = {n: known[v] for n, v in zip(names_of(program, read), read, strict=True)}
+    return jax.lax.stop_gradient(Records(x=x, values=values))
+
+
+@functools.lru_cache(maxsize=64)
+def _own_step(graph: ETraceGraph) -> tuple[Program, PyTree]:
+    """Return the program of `probed_step`, and the structure of its results."""
+    in_vars = graph.traced.program.in_vars
+
+    def run(values: list[Any], weights: Weights, probes: Probes) -> tuple[list[Any], list[Any]]:
+        inputs = dict(zip(in_vars, values, strict=True))
+        late = {s.in_var: inputs[s.in_var] + probes[pre_step_probe(s)] for s in graph.read_late}
+        if graph.flat_state is None:
+            seen = _probed(graph, inputs, weights, probes, late)
+        else:
+            seen = _flat_probed(graph, graph.flat_state, inputs, probes)
+        outputs, new_states = finish(graph.traced, {**inputs, **late}, seen)
+        return outputs, [*new_states.values()]
+
+    shapes = [struct_of(var.aval) for var in in_vars], operand_shapes(graph), probe_shapes(graph)
+    jaxpr, results = jax.make_jaxpr(run, return_shape=True)(*shapes)
+    return program_of(jaxpr), jax.tree.structure(results)
+
+
+def probed_step(
+    graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes
+) -> tuple[list[Any], dict[Var, Any]]:
+    """Run one step, in which the operands ``weights`` have no gradient.
+
+    ``probes`` perturb each traced hidden state, and the old values that a loss sees. Return the
+    leaves of the result of ``update``, and the new values of States by their input variables.
+    """
+    program, results = _own_step(graph)
+    values = [inputs[var] for var in graph.traced.program.in_vars]
+    own = {name: probes[name] for name in probe_shapes(graph)}
+    given = dict(zip(program.in_vars, jax.tree.leaves((values, weights, own)), strict=True))
+    found = evaluate(program, program.out_atoms, given, effects=True)
+    outputs, new = jax.tree.unflatten(results, found)
+    return outputs, dict(zip(graph.traced.written_vars, new, strict=True))
+
+
+def _probed(
+    graph: ETraceGraph, inputs: Inputs, weights: Weights, probes: Probes, late: dict[Var, Any]
+) -> dict[Var, Any]:
+    """Return the new traced states, group by group, each with its perturbation.
+
+    ``late`` are the old states that a loss sees, each with its own. The weights of traces are held
+    constant, but not at operands through which no trace follows them (a mean over units, the input
+    of another weight).
+    """
+    program, probed = graph.traced.program, dict[Var, tuple[HiddenGroup, Any]]()
+    for _, entries in itertools.groupby(graph.new_hidden_vars, _alike):
+        (group, *_), states, targets = zip(*entries, strict=True)
+        sees_own, late_inputs = states[0] in group.downstream, group.late_inputs[states[0]]
+        seen = {v: value for v, (g, value) in probed.items() if sees_own or g is not group}
+        whole = {**inputs, **{v: late[v] for v in late_inputs if v in late}}
+        uses = _cut_uses(graph, group, states[0], targets, frozenset(seen))
+        atoms = [program.equations[use.equation].invars[use.operand] for use in uses]
+        live = dict(zip(uses, evaluate(program, atoms, whole, seen), strict=True))
+        # The traces follow the elementwise paths from the old states of the group.
+        elementwise = {**whole, **{s.in_var: inputs[s.in_var] for s in group.states}}
+        rules = _rules_of(graph, weights, group.index, live)
+        values = evaluate(program, targets, elementwise, seen, rules)
+        for a, var, value in zip(states, targets, values, strict=True):
+            probed[var] = (group, value + probes[group.probes[a]])
+    return {v: value for v, (_, value) in probed.items()}
+
+
+def _alike(entry: tuple[HiddenGroup, int, Var]) -> tuple[Any, ...]:
+    """Return what is equal for successive new states that are evaluated together."""
+    group, a, var = entry
+    return group.index, group.late_inputs[a], group.cuts[a], var if a in group.downstream else None
+
+
+def _cut_uses(
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    state: int,
+    targets: Iterable[Var],
+    overridden: frozenset[Var],
+) -> list[Cut]:
+    """Return the uses at which a path from a weight to new states leaves what traces follow.
+
+    ``state`` is one of these states.
+    """
+    program = graph.traced.program
+    learning = {r.equation: r for r in graph.hidden_param_op_relations}
+    behind = program.depends_on(targets, overridden)
+    made = set(program.making(behind))
+    uses = [cut for cut in group.cuts[state] if cut.equation in made]
+    for index in made.intersection(graph.opaque_equations):
+        own = learning[index].trainable_positions.values() if index in learning else ()
+        uses += [Cut(index, i) for i in range(len(program.equations[index].invars)) if i not in own]
+    moving = {leaf.in_var for leaf in graph.traced.parameters} | group.late_inputs[state]
+
+    def is_live(use: Cut) -> bool:
+        operand = program.equations[use.equation].invars[use.operand]
+        before = program.ancestors([operand], overridden)
+        return not before.isdisjoint(moving)
+
+    return [use for use in dict.fromkeys(uses) if is_live(use)]
+
+
+def _flat_probed(
+    graph: ETraceGraph, flat: FlatState, inputs: Inputs, probes: Probes
+) -> dict[Var, Any]:
+    """Return all new states, each with its perturbation, as if they were independent of each other.
+
+    Traces contain all paths from a parameter to each of them.
+    """
+    parameters = {leaf.in_var for leaf in graph.traced.parameters}
+    held = {v: jax.lax.stop_gradient(x) if v in parameters else x for v, x in inputs.items()}
+    new = {leaf.name: leaf.out_var for leaf in flat.leaves if leaf.out_var is not None}
+    found = evaluate(graph.traced.program, list(new.values()), held)
+    values = dict(zip(new, found, strict=True))
+    seen: dict[Var, Any] = {}
+    for name, var in new.items():
+        if is_var(var) and var not in seen:  # a value that two states share counts once
+            seen[var] = values[name] + probes[name]
+    return seen
+
+
+def finish(
+    traced: TracedModel, inputs: Inputs, overrides: dict[Var, Any]
+) -> tuple[list[Any], dict[Var, Any]]:
+    """Return a step's outputs and new states, given the values of some variables."""
+    written = [leaf for leaf in traced.leaves if leaf.out_var is not None]
+    targets: list[Atom] = [*traced.output_atoms, *(leaf.out_var for leaf in written)]
+    values = evaluate(traced.program, targets, inputs, overrides, effects=True)
+    count = len(traced.output_atoms)
+    new_states = {leaf.in_var: value for leaf, value in zip(written, values[count:], strict=True)}
+    return values[:count], new_states
+
+
+# --- the gradient of recorded steps
 
 
 def chunk_gradient(
@@ -99,85 +326,6 @@ def of_parameters(graph: ETraceGraph, gradients: Weights) -> Weights:
 def as_chunk(tree: PyTree) -> PyTree:
     """Add a time axis of length 1."""
     return jax.tree.map(lambda leaf: leaf[None], tree)
-
-
-# --- outputs without a trace
-
-
-MOST_RUNS = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class ActiveOutputs:
-    """Some entries of the last axis of an operation's output.
-
-    Attributes
-    ----------
-    runs
-        ``(start, stop)`` of the selected ranges, in order; ``None``: all entries.
-    """
-
-    runs: tuple[tuple[int, int], ...] | None = None
-
-    def pick(self, value: jax.Array) -> jax.Array:
-        """Return the selected entries of the last axis of an array."""
-        if self.runs is None:
-            return value
-        parts = [value[..., start:stop] for start, stop in self.runs]
-        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-1)
-
-
-EVERY_OUTPUT = ActiveOutputs()
-
-
-def active_outputs_of(
-    relation: HiddenParamOpRelation, influence: InfluenceMap, states: Sequence[int]
-) -> ActiveOutputs:
-    """Return the outputs that reach one of some states within a step.
-
-    Other outputs never enter the traces of these states, since the entries of a carried trace have
-    entered through the same outputs.
-    """
-    is_batched = get_primitive_spec(relation.primitive).batched
-    if is_batched and relation.y_var.aval.shape[0] == 1:
-        return EVERY_OUTPUT
-    result = _used(influence, states)
-    if result is None or result.all() or not result.any():
-        return EVERY_OUTPUT
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], result.astype(np.int8), [0]])))
-    runs = tuple((int(a), int(b)) for a, b in edges.reshape(-1, 2))
-    y, traces = struct_of(relation.y_var.aval), trace_shapes(relation)
-    is_possible = len(runs) <= MOST_RUNS and selects_outputs(relation.primitive, y, traces)
-    return ActiveOutputs(runs) if is_possible else EVERY_OUTPUT
-
-
-def _used(influence: InfluenceMap, states: Sequence[int]) -> np.ndarray | None:
-    if influence.positions.ndim < 2:
-        return None
-    width = influence.positions.shape[-1]
-    used = np.zeros(width, bool)
-    for point in influence.taps:
-        if point.state in states:
-            if point.outputs is None:
-                return None
-            used[point.outputs[point.outputs >= 0] % width] = True
-    return used
-
-
-def trace_shapes(
-    relation: HiddenParamOpRelation, active: ActiveOutputs = EVERY_OUTPUT
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of a trace of one hidden state, for all outputs or for some."""
-
-    def zeros() -> Arrays:
-        operation, operands = (relation.primitive, dict(relation.params)), relation.trainable_vars
-        every = init_trace(*operation, relation.x_var, relation.y_var, operands)
-        return {name: active.pick(array) for name, array in every.items()}
-
-    return jax.eval_shape(zeros)
-
-
-# --- gradients
 
 
 InputsByRelation: TypeAlias = Mapping[str, jax.Array | None]
@@ -229,44 +377,6 @@ def add(first: Weights, second: Weights) -> Weights:
     return {**first, **second, **both}
 
 
-# --- the result of a zero factor is zero
-
-
-def where_elements(
-    site: TraceSite, active: ActiveOutputs, flags: jax.Array, trace: Arrays
-) -> Arrays:
-    """Return a trace with zeros for the elements of the group without a flag."""
-    if is_zero(trace):
-        return trace
-    select = functools.partial(where_outputs, site)
-    return site.each_layer(select, active.pick(site.to_outputs(flags)), trace)
-
-
-def where_outputs(site: TraceSite, flags: jax.Array, trace: Arrays) -> Arrays:
-    """Return a trace of one layer with zeros for the outputs without a flag."""
-    entries = _entries(site, flags, trace)
-    return {name: jnp.where(entries[name], leaf, 0) for name, leaf in trace.items()}
-
-
-def which_entries(
-    site: TraceSite, active: ActiveOutputs, positions: jax.Array, trace: Arrays
-) -> Arrays:
-    """Return the entries of a trace, possibly given by shapes, that belong to group elements."""
-    of_layer, outputs = functools.partial(_entries, site), active.pick(site.to_outputs(positions))
-    return site.each_layer(of_layer, outputs, as_arrays(trace))
-
-
-def _entries(site: TraceSite, outputs: jax.Array, trace: Arrays) -> Arrays:
-    """Return the entries of a trace of one layer that belong to some outputs.
-
-    Only the rules of the operation define the output of each trace entry.
-    """
-    outputs = outputs.astype(site.relation.y_var.aval.dtype)
-    ones = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, outputs.dtype), trace)
-    result = propagate(*site.operation, outputs, ones)
-    return {name: entry != 0 for name, entry in result.items()}
-
-
 def times(factor: jax.Array, value: jax.Array, selects: bool) -> jax.Array:
     """Return the elementwise product; with ``selects``, it is zero where the factor is."""
     product = factor * value
@@ -284,85 +394,3 @@ def finite_inputs(site: TraceSite, x: jax.Array | None, factor: jax.Array) -> ja
     counts = (factor != 0).any(tuple(range(lead, factor.ndim)))
     of_step = counts.reshape(*counts.shape, *(1,) * (x.ndim - lead))
     return jnp.where(of_step | jnp.isfinite(x), x, 0)
-
-
-# --- rows of cotangents
-
-Outputs = dict[str, jax.Array]
-"""Arrays in the layout of an operation's output, by `row_name`."""
-
-
-def pull(
-    graph: ETraceGraph,
-    group: HiddenGroup,
-    records: Records,
-    end: States,
-    signal: States,
-    emit: Callable[[Outputs], PyTree],
-    selects: bool,
-) -> tuple[States, PyTree]:
-    """Pull rows of cotangents of the states of a group back through a chunk.
-
-    Parameters
-    ----------
-    graph, group, records
-        The compiled model, one of its groups, and the recorded steps of a chunk.
-    end
-        Rows for the last states, per unit, with leading axes of their own.
-    signal
-        Signals for the states after each step, time first; empty: none.
-    emit
-        Selects what is returned of each step's cotangents of outputs.
-    selects
-        Whether a zero cotangent has a zero result, also if the derivative is not finite.
-
-    Returns
-    -------
-    before
-        Rows for the states before the chunk that its first step reads.
-    emitted
-        The results of ``emit``, time first.
-    """
-    row = next(iter(end.values()), jnp.zeros(group.shape))
-    lead, local = row.shape[: row.ndim - len(group.shape)], local_step(graph, group)
-
-    def step(rows: States, now: PyTree) -> tuple[States, PyTree]:
-        recorded, own_signal, reset = now
-        values = values_of(graph, recorded)
-        cotangents = {
-            a: _sum(
-                [part[a] for part in (rows, own_signal) if a in part], (*lead, *group.shape)
-            ).astype(own.aval.dtype)
-            for a, own in local.new.items()
-        }
-
-        def pulled(cotangents: States) -> tuple[States, Outputs]:
-            before, outputs = local.pull(values, cotangents)
-            if selects:
-                is_zero = jnp.all(jnp.stack([value == 0 for value in cotangents.values()]), 0)
-                before = {c: jnp.where(is_zero, 0, value) for c, value in before.items()}
-                sites = {row_name(graph, s): s for s in trace_sites(graph, group)}
-                outputs = {
-                    name: jnp.where(sites[name].to_outputs(is_zero), 0, row)
-                    for name, row in outputs.items()
-                }
-            return before, outputs
-
-        for _ in lead:
-            pulled = jax.vmap(pulled)
-        before, outputs = pulled(cotangents)
-        if reset is not None:
-            is_new = at_elements(graph, group, reset)
-            before = {c: jnp.where(is_new, 0, value) for c, value in before.items()}
-        carried = {
-            c: before[c].astype(row.dtype) if c in before else jnp.zeros_like(row)
-            for c, row in rows.items()
-        }
-        return carried, emit(outputs)
-
-    now = (records.values, signal, records.reset)
-    return scan_records(step, end, now, records.steps, reverse=True)
-
-
-def _sum(terms: list[jax.Array], shape: tuple[int, ...]) -> jax.Array:
-    return sum(terms[1:], terms[0]) if terms else jnp.zeros(shape)

@@ -12,12 +12,25 @@ product with a row of cotangents per unit gives the Jacobian blocks
     D_f^t[u, a] = (\partial h^t[p(u), a]) / \partial y^t[u]
 
 times that row. The product is a program, which is made once for a compiled model.
+
+Let ``l`` be signals for the states after each step of a chunk, and ``r`` a row for the states after
+the last one. In a scan backward in time (`pull`),
+
+.. math::
+
+    \lambda^s = l^s + (D^{s+1})^\top \lambda^{s+1}, \qquad \lambda^{K+1} := r, \qquad
+    \mu = (D^1)^\top \lambda^1, \qquad f^s = (D_f^s)^\top \lambda^s.
+
+Signals give the gradient, :math:`\sum_s x^s \otimes f^s + \mu \circ \epsilon^0`. The unit row of
+state ``a`` gives its trace after the chunk, :math:`\sum_s x^s \otimes f^s + \sum_c \mu[c] \circ
+\epsilon^0[c]`. No Jacobian exists as an array: each step's local step is differentiated at its
+recorded values.
 """
 
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +39,7 @@ import numpy as np
 
 from .._graph.graph import ETraceGraph
 from .._graph.hidden_group import Cut, HiddenGroup, Tap
+from .._graph.method import Records
 from .._jax import Equation, Var, is_var, struct_of
 from .._jaxpr.derivatives import FROM_RESULT, bind_differentiable, from_result, maxima_of
 from .._jaxpr.evaluate import Rule, evaluate, inlined
@@ -34,6 +48,7 @@ from .._typing import PyTree
 from .sites import (
     SUMS,
     TraceSite,
+    at_elements,
     names_of,
     new_slots_to_elements,
     new_state_to_elements,
@@ -43,6 +58,7 @@ from .sites import (
     tap_to_outputs,
     trace_sites,
 )
+from .step_program import scan_records
 
 Values = Mapping[Var, Any]
 """Values of some variables of a step."""
@@ -386,3 +402,85 @@ def _unit_rows(
         if local.new:
             ones = jnp.ones(group.shape, types[state])
             yield state, *local.pull(values, {state: ones})
+
+
+# --- rows of cotangents through a chunk
+
+Outputs = dict[str, jax.Array]
+"""Arrays in the layout of an operation's output, by `row_name`."""
+
+
+def pull(
+    graph: ETraceGraph,
+    group: HiddenGroup,
+    records: Records,
+    end: States,
+    signal: States,
+    emit: Callable[[Outputs], PyTree],
+    selects: bool,
+) -> tuple[States, PyTree]:
+    """Pull rows of cotangents of the states of a group back through a chunk.
+
+    Parameters
+    ----------
+    graph, group, records
+        The compiled model, one of its groups, and the recorded steps of a chunk.
+    end
+        Rows for the last states, per unit, with leading axes of their own.
+    signal
+        Signals for the states after each step, time first; empty: none.
+    emit
+        Selects what is returned of each step's cotangents of outputs.
+    selects
+        Whether a zero cotangent has a zero result, also if the derivative is not finite.
+
+    Returns
+    -------
+    before
+        Rows for the states before the chunk that its first step reads.
+    emitted
+        The results of ``emit``, time first.
+    """
+    row = next(iter(end.values()), jnp.zeros(group.shape))
+    lead, local = row.shape[: row.ndim - len(group.shape)], local_step(graph, group)
+
+    def step(rows: States, now: PyTree) -> tuple[States, PyTree]:
+        recorded, own_signal, reset = now
+        values = values_of(graph, recorded)
+        cotangents = {
+            a: _sum(
+                [part[a] for part in (rows, own_signal) if a in part], (*lead, *group.shape)
+            ).astype(own.aval.dtype)
+            for a, own in local.new.items()
+        }
+
+        def pulled(cotangents: States) -> tuple[States, Outputs]:
+            before, outputs = local.pull(values, cotangents)
+            if selects:
+                is_zero = jnp.all(jnp.stack([value == 0 for value in cotangents.values()]), 0)
+                before = {c: jnp.where(is_zero, 0, value) for c, value in before.items()}
+                sites = {row_name(graph, s): s for s in trace_sites(graph, group)}
+                outputs = {
+                    name: jnp.where(sites[name].to_outputs(is_zero), 0, row)
+                    for name, row in outputs.items()
+                }
+            return before, outputs
+
+        for _ in lead:
+            pulled = jax.vmap(pulled)
+        before, outputs = pulled(cotangents)
+        if reset is not None:
+            is_new = at_elements(graph, group, reset)
+            before = {c: jnp.where(is_new, 0, value) for c, value in before.items()}
+        carried = {
+            c: before[c].astype(row.dtype) if c in before else jnp.zeros_like(row)
+            for c, row in rows.items()
+        }
+        return carried, emit(outputs)
+
+    now = (records.values, signal, records.reset)
+    return scan_records(step, end, now, records.steps, reverse=True)
+
+
+def _sum(terms: list[jax.Array], shape: tuple[int, ...]) -> jax.Array:
+    return sum(terms[1:], terms[0]) if terms else jnp.zeros(shape)

@@ -21,25 +21,22 @@ from .._jax_kernels import MIRROR
 from .._jaxpr.evaluate import Rule, evaluate
 from .._jaxpr.primitives import DRAWS, PRODUCTS, moved_operands
 from .._jaxpr.program import Program, components
-from .over_time import (
-    MapOverTime,
-    choose_map,
-    map_one_by_one,
-    narrowed,
-    pass_no_zero,
-    scan_over_time,
-    values_over_time,
-    widened,
-)
+from .masks import map_one_by_one, pass_no_zero
 from .registers import Register, find_registers
 from .step_program import (
     ByVar,
+    MapOverTime,
     StepProgram,
+    choose_map,
     equations_of,
     find_varying,
     is_product,
+    narrowed,
+    scan_over_time,
     value_of,
+    values_over_time,
     vars_of,
+    widened,
     zeros_over_time,
     zip_dict,
 )

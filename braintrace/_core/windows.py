@@ -13,8 +13,7 @@ from .._jax import Var
 from .._jax_kernels import without_derivative, zeros_mapped_like
 from .._typing import PyTree
 from .flat_state import step_of_layers
-from .gradient import as_chunk, chunk_gradient
-from .own_step import Inputs, finish, operands, probed_step, residuals
+from .gradient import Inputs, as_chunk, chunk_gradient, finish, operands, probed_step, residuals
 from .sites import (
     Probes,
     of_past,

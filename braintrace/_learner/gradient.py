@@ -22,10 +22,17 @@ from .._checks import check_choice
 from .._compiler import lost_gradients, publish
 from .._core import sites
 from .._core.chunk import ChunkResult, chunk_runner
-from .._core.gradient import as_chunk, chunk_gradient, of_parameters
-from .._core.over_time import SourceValues, scan_over_time, zero_sum
-from .._core.own_step import Inputs, operand_shapes, probed_step, residuals
+from .._core.gradient import (
+    Inputs,
+    as_chunk,
+    chunk_gradient,
+    of_parameters,
+    operand_shapes,
+    probed_step,
+    residuals,
+)
 from .._core.sites import Probes
+from .._core.step_program import SourceValues, scan_over_time, zero_sum
 from .._core.traces import as_arrays, examples, is_zero, ordering_token
 from .._core.windows import window_step
 from .._errors import OptionError

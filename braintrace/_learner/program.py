@@ -16,9 +16,8 @@ import brainstate
 import jax
 
 from .._core import windows
-from .._core.gradient import as_chunk
-from .._core.over_time import scan_over_time, scan_records
-from .._core.own_step import Inputs, operands
+from .._core.gradient import Inputs, as_chunk, operands
+from .._core.step_program import scan_over_time, scan_records
 from .._errors import OptionError
 from .._graph.method import Chunk, Traces
 from .._jax import Var

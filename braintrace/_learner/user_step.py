@@ -23,7 +23,7 @@ import saiunit
 from .._brainstate import trace_stateful, values_of
 from .._checks import named, parameter_names, shown
 from .._compiler import publish
-from .._core.own_step import Inputs, operands
+from .._core.gradient import Inputs, operands
 from .._core.sites import Probes, pre_step_probe
 from .._core.traces import examples
 from .._errors import OptionError, in_words

@@ -24,9 +24,9 @@ from .._core.flat_state import (
     to_rows,
     unit_rows,
 )
-from .._core.over_time import scan_records
-from .._core.own_step import Inputs
+from .._core.gradient import Inputs
 from .._core.sites import flags_along
+from .._core.step_program import scan_records
 from .._graph.flat_state import FlatState, ParameterUse
 from .._graph.graph import ETraceGraph
 from .._graph.method import Chunk

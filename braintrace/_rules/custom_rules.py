@@ -28,11 +28,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._core.gradient import add, like
+from .._core.gradient import add, like, operand_shapes
 from .._core.local_step import blocks, new_states, values_of
-from .._core.over_time import scan_records
-from .._core.own_step import operand_shapes
 from .._core.sites import at_elements, at_entry, signals, x_key
+from .._core.step_program import scan_records
 from .._core.traces import as_arrays, reset_traces, widened
 from .._errors import ShapeError, in_words
 from .._etrace_op.registry import Arrays

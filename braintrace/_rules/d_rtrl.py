@@ -24,25 +24,24 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._core.gradient import (
+from .._core.active_outputs import (
     ActiveOutputs,
-    Outputs,
     active_outputs_of,
-    add,
-    as_chunk,
-    chunk_gradient,
-    finite_inputs,
-    like,
-    pull,
-    recorded_inputs,
-    sum_products,
     trace_shapes,
     where_elements,
     where_outputs,
     which_entries,
 )
-from .._core.local_step import blocks, values_of
-from .._core.over_time import scan_records
+from .._core.gradient import (
+    add,
+    as_chunk,
+    chunk_gradient,
+    finite_inputs,
+    like,
+    recorded_inputs,
+    sum_products,
+)
+from .._core.local_step import Outputs, blocks, pull, values_of
 from .._core.sites import (
     TraceSite,
     at_elements,
@@ -54,6 +53,7 @@ from .._core.sites import (
     signals,
     trace_sites,
 )
+from .._core.step_program import scan_records
 from .._core.traces import (
     arrays_of,
     as_arrays,
@@ -383,12 +383,12 @@ def carried_gradient(
 ) -> Weights:
     """Return ``Σ_c μ[c] ∘ ε[c]`` for the relations of one group."""
     gradients: Weights = {}
+    if is_zero(traces):
+        return gradients
     for site in trace_sites(chunk.graph, group):
         active, operands = active_outputs(site, traces), chunk.weights[site.relation.key]
         product = functools.partial(_contracted, site, active, operands)
         for factor, trace in factors_and_traces(site, mu, traces):
-            if is_zero(trace):
-                continue
             if selects:
                 trace = where_elements(site, active, factor != 0, trace)
             result = site.each_layer(product, site.to_outputs(factor), widened(trace, factor.dtype))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._checks import is_quantity
-from .._core.gradient import active_outputs_of, trace_shapes
+from .._core.active_outputs import active_outputs_of, trace_shapes
 from .._core.sites import trace_sites
 from .._errors import OptionError, ShapeError
 from .._graph.graph import ETraceGraph

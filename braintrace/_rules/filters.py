@@ -31,7 +31,6 @@ import jax.numpy as jnp
 
 from .._core.gradient import InputsByRelation, as_chunk, like, sum_products, times
 from .._core.local_step import blocks, values_of
-from .._core.over_time import scan_records
 from .._core.sites import (
     TraceSite,
     at_elements,
@@ -44,6 +43,7 @@ from .._core.sites import (
     where_flagged,
     x_key,
 )
+from .._core.step_program import scan_records
 from .._core.traces import as_arrays, widened
 from .._errors import OptionError, PrimitiveError
 from .._etrace_op.registry import ETP_RULES_INIT_PP, Arrays, get_primitive_spec

@@ -9,9 +9,9 @@ are earlier traces of the roots. Instead of one trace for each slot, only the tr
     \epsilon^{t-d}, \qquad (D^s, D_f^s, x^s)_{s = t-d+1 \dots t}.
 
 A signal for a value of age ``a`` at step ``t`` is one for its root at step ``t - a``. It is pulled
-back through the factors, as in `_core.gradient`, to the trace. For the oldest value of a line these
-are two steps at most. A reset zeroes the trace and the factors of the steps before it, so no signal
-passes it.
+back through the factors, as in `_core.local_step`, to the trace. For the oldest value of a line
+these are two steps at most. A reset zeroes the trace and the factors of the steps before it, so no
+signal passes it.
 """
 
 import dataclasses
@@ -24,7 +24,6 @@ import jax.numpy as jnp
 
 from .._core.gradient import add, like, sum_products, times
 from .._core.lines import Line, lines_of
-from .._core.over_time import scan_records
 from .._core.sites import (
     at_elements,
     at_entry,
@@ -35,6 +34,7 @@ from .._core.sites import (
     row_name,
     trace_sites,
 )
+from .._core.step_program import scan_records
 from .._core.traces import (
     as_arrays,
     depend_on,

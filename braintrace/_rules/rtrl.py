@@ -42,8 +42,8 @@ import numpy as np
 
 from .._core.flat_state import flat_state_of, row_dtype, to_rows
 from .._core.gradient import as_chunk, like
-from .._core.over_time import scan_records
 from .._core.sites import flat_signals, where_flagged
+from .._core.step_program import scan_records
 from .._core.traces import as_arrays, is_zero, reset_traces, unfused, widened
 from .._graph.flat_state import Structure
 from .._graph.graph import ETraceGraph

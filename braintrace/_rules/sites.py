@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._core.active_outputs import EVERY_OUTPUT
 from .._core.flat_state import flat_state_of
-from .._core.gradient import EVERY_OUTPUT
 from .._core.sites import TraceSite, filter_key, trace_sites
 from .._etrace_op.registry import Arrays
 from .._etrace_op.rules import accumulate, contract, linear_input, propagate, pull_back
