@@ -285,6 +285,22 @@ class InitialValues:
         return self._made[size]
 
 
+class Kept:
+    """Arrays that are made once, or again if a ``jit`` of the user has donated their buffers."""
+
+    def __init__(self, make: Callable[[], Values]) -> None:
+        self._make = make
+        self._arrays: Values | None = None
+
+    def __call__(self) -> Values:
+        """Return the arrays."""
+        arrays = self._arrays
+        if arrays is None or any(leaf.is_deleted() for leaf in jax.tree.leaves(arrays)):
+            with jax.ensure_compile_time_eval():  # they outlive an enclosing `jit`
+                arrays = self._arrays = self._make()
+        return arrays
+
+
 class Initialiser:
     """Initial values of one model for one batch size, as a compiled function of States."""
 
@@ -300,9 +316,13 @@ class Initialiser:
         leaves = [[next(rest) for _ in jax.tree.leaves(peek(s))] for s in self.states]
         pairs = zip(self.states, leaves, strict=True)
         self.read = tuple(s for s, own in pairs if any(id(v) in used for v in own))
+        self._is_fixed = not self.read and not any(found.is_written)
+        self._fixed = Kept(lambda: self.values(list(map(peek, self.states)))[1])
 
     def __call__(self) -> Values:
         """Return the initial values; random States advance."""
+        if self._is_fixed:
+            return dict(self._fixed())
         written, values = self.values([state.value for state in self.states])
         for state, value in zip(self.states, written, strict=True):
             if value is not None:

@@ -62,6 +62,7 @@ class CompiledStep:
     def __post_init__(self) -> None:
         self.trace_specs = core_traces.stored_specs(self.graph.trace_specs, self.trace_dtype)
         self.pairs = core_traces.pairs_of(self.trace_specs)
+        self.filter_starts = _model.Kept(lambda: starts_of(self.graph.traced.filters))
         followed = {s.path for s in self.graph.traced_states if s.path not in self.outside}
         self.followed = tuple(sorted(followed, key=path_name)) if self.trace_specs else ()
         self.reset = jax.jit(functools.partial(core_traces.reset_traces, self.trace_specs))
@@ -336,7 +337,7 @@ class BaseLearner(brainstate.nn.Module):
         return made.states, values
 
     def _with_filters(self, fresh: dict[Path, Any]) -> dict[Path, Any]:
-        every = fresh | starts_of(self.graph.traced.filters)
+        every = fresh | self.compiled.filter_starts()
         return {path: every[path] for path in self.short_term_states}
 
     def reset_values(self, now: Values, initial: Values, flags: jax.Array) -> Values:
@@ -392,7 +393,7 @@ class BaseLearner(brainstate.nn.Module):
 
     def begin_sequence(self, before: Callable[[], Traces] | None = None) -> None:
         """Set traces and filters to the start of a sequence; ``None``: of the first one."""
-        starts = starts_of(self.graph.traced.filters)
+        starts = self.compiled.filter_starts()
         if starts.keys() != self.filters.keys():
             self.filters = {path: brainstate.ShortTermState(v) for path, v in starts.items()}
         _model.write_by_path(self.filters, starts)

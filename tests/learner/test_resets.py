@@ -115,6 +115,16 @@ def test_a_reset_between_steps_is_one_before_the_next_step():
     assert_same(state_of(eager), initial)
 
 
+def test_a_reset_makes_states_anew_whose_buffers_a_jit_of_the_user_has_taken():
+    learner = learner_of(ADAPTING)
+    initial = jax.device_get(state_of(learner))
+    learner.reset_state()
+    for state in learner.module.states(brainstate.HiddenState).values():
+        jax.tree.map(lambda leaf: leaf.delete(), state.value)  # as with `donate_argnums`
+    learner.reset_state()
+    assert_same(state_of(learner), initial)
+
+
 @pytest.mark.parametrize("vmap", [False, True])
 def test_a_reset_heals_states_that_a_jit_of_the_user_has_initialised(vmap):
     """As BPTT beside the learner does; JAX forgets their values at its end."""
