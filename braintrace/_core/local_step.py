@@ -205,13 +205,36 @@ class LocalStep(NamedTuple):
     new: Mapping[int, Var]
     results: PyTree
 
-    def pull(self, values: Values, cotangents: States) -> tuple[States, dict[str, jax.Array]]:
+    def once(self, values: Values) -> Values:
+        """Return what the program computes from values that are equal in all steps.
+
+        A broadcast is left to each step: it would take more memory than what it reads.
+        """
+        program = self.program
+        given = {own: values[var] for var, own in self.reads.items() if var in values}
+        varying = program.dependents_of(var for var in program.in_vars if var not in given)
+        left, moved = list[Any](), set[Var]()
+        for equation in program.equations:
+            if varying.isdisjoint(equation.outvars) and not _is_broadcast(equation):
+                moved.update(equation.outvars)
+            else:
+                left.extend(equation.invars)
+        wanted = list(dict.fromkeys(v for v in left if is_var(v) and v in moved))
+        return dict(zip(wanted, evaluate(program, wanted, given), strict=True))
+
+    def pull(
+        self, values: Values, cotangents: States, once: Values | None = None
+    ) -> tuple[States, dict[str, jax.Array]]:
         """Pull cotangents of new states back to old states, and to outputs by `row_name`."""
         inputs = {own: values[var] for var, own in self.reads.items()}
         inputs |= {own: cotangents[a] for a, own in self.new.items()}
-        found = evaluate(self.program, self.program.out_atoms, inputs)
+        found = evaluate(self.program, self.program.out_atoms, inputs, once)
         before, outputs = jax.tree.unflatten(self.results, found)
         return before, outputs
+
+
+def _is_broadcast(equation: Equation) -> bool:
+    return all(atom.aval.size < equation.outvars[0].aval.size for atom in equation.invars)
 
 
 @functools.lru_cache(maxsize=256)
@@ -443,6 +466,10 @@ def pull(
     """
     row = next(iter(end.values()), jnp.zeros(group.shape))
     lead, local = row.shape[: row.ndim - len(group.shape)], local_step(graph, group)
+    read = read_vars(graph)
+    named = zip(read, names_of(graph.traced.program, read), strict=True)
+    known = {var: records.values[name] for var, name in named if name in records.values}
+    once = local.once({var: value[0] for var, value in known.items() if len(value) == 1})
 
     def step(rows: States, now: PyTree) -> tuple[States, PyTree]:
         recorded, own_signal, reset = now
@@ -455,7 +482,7 @@ def pull(
         }
 
         def pulled(cotangents: States) -> tuple[States, Outputs]:
-            before, outputs = local.pull(values, cotangents)
+            before, outputs = local.pull(values, cotangents, once)
             if selects:
                 is_zero = jnp.all(jnp.stack([value == 0 for value in cotangents.values()]), 0)
                 before = {c: jnp.where(is_zero, 0, value) for c, value in before.items()}
