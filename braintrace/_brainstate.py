@@ -11,7 +11,6 @@ Tried with brainstate 0.5.0, 0.5.4 and 0.6.0.
 import contextlib
 import dataclasses
 import functools
-import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -34,19 +33,6 @@ class Hidden(Generic[Value]):
 
     def __init__(self, value: Value) -> None:
         self.value = value
-
-
-class ConstructorSignature:
-    """The signature of a class, for `help` and editors: that of its ``__init__``.
-
-    `inspect` would take the metaclass of brainstate's modules, ``(*args, **kwargs)``.
-    """
-
-    def __get__(self, instance: object, owner: type) -> inspect.Signature:
-        if instance is not None:
-            raise AttributeError("__signature__")
-        _, *parameters = inspect.signature(owner.__init__).parameters.values()  # type: ignore[misc]
-        return inspect.Signature(parameters)
 
 
 def initialise(model: brainstate.nn.Module, **arguments: Any) -> None:

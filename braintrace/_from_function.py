@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from ._brainstate import ConstructorSignature, Hidden
+from ._brainstate import Hidden
 from ._checks import is_quantity, shown
 from ._errors import OptionError, ShapeError
 from ._jax import strongly_typed
@@ -116,8 +116,6 @@ class FunctionModel(brainstate.nn.Module):
     step, params, state, persistent
         See `from_function`.
     """
-
-    __signature__ = ConstructorSignature()
 
     def __init__(
         self,

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import jax
 
-from .._brainstate import ConstructorSignature
 from .._jax import Equation, equations_inside, scopes_of
 
 T = TypeVar("T")
@@ -32,7 +31,7 @@ def mark(x: T) -> T:
     ----------
     x
         A module of any library, its class, or a function. A class gives a subclass with the same
-        name, signature and parameter paths. A module gives a copy that has the same States and
+        name, arguments and parameter paths. A module gives a copy that has the same States and
         parameters; replace the module by it.
 
     Returns
@@ -89,7 +88,6 @@ def _marked_class(module: type) -> Any:
     }
     names = ("__module__", "__qualname__", "__doc__")
     namespace = {name: getattr(module, name) for name in names} | methods
-    namespace["__signature__"] = ConstructorSignature()
     return types.new_class(module.__name__, (module,), exec_body=lambda ns: ns.update(namespace))
 
 

