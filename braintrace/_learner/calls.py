@@ -155,9 +155,9 @@ def etrace_online(
     optimizer
         An ``optax.GradientTransformation``, whose state the learner stores (`optimizer_state`) and
         continues from call to call. It receives gradients in the units of their parameters,
-        conjugated for complex parameters, so that it descends. The loss of each step is computed
-        once: an optimizer that evaluates it again, such as ``optax.lbfgs``, is not possible. Pass
-        either ``optimizer`` or ``update_fn``. Of an optimizer with its own States, such as those of
+        conjugated for complex parameters, so that it descends. It does not receive the loss, so
+        ``optax.lbfgs`` and ``optax.contrib.reduce_on_plateau`` are not possible. Pass either
+        ``optimizer`` or ``update_fn``. Of an optimizer with its own States, such as those of
         braintools, pass its method: ``update_fn=optimizer.update``.
     update_fn
         Called after every step with the gradient of its loss, keyed like

@@ -24,7 +24,7 @@ from .base import BaseLearner
 from .calls import find_call, find_program
 from .carried import Form, Zero, is_settled, settled
 from .program import Arguments, Program
-from .state import LearnerState, Places, states_in
+from .state import LearnerState, Places
 
 Outcome: TypeAlias = tuple[LearnerState, PyTree]
 """The new state, and the results."""
@@ -48,11 +48,6 @@ class FunctionalLearner:
         The parts of the learner.
     own
         Holders of the user's own States (an optimizer), by name.
-
-    Raises
-    ------
-    OptionError
-        If a holder contains no State.
 
     Examples
     --------
@@ -88,8 +83,6 @@ class FunctionalLearner:
     """
 
     def __init__(self, learner: BaseLearner, own: Mapping[str, PyTree]) -> None:
-        for name, holder in own.items():
-            states_in(name, holder)
         self._learner, self._own = learner, own
 
     def state(self) -> LearnerState:
@@ -115,13 +108,15 @@ class FunctionalLearner:
         learner, optimizer = self._learner, self._learner.held_optimizer
         learner.carried.finish()
         places = self._checked(state)
-        has_optimizer = bool(state.optimizer)
+        has_optimizer = state.optimizer is not None
         if has_optimizer and _brainstate.peek(optimizer.transformed) is None:
             raise OptionError(
                 "`state` has the state of an optimizer, and this learner has no optimizer: call "
                 "`learner.init_optimizer(optimizer)` first."
             )
-        kept = [p.state for p in places.values() if p.field != "optimizer" or has_optimizer]
+        kept = [
+            s for (field, _), s in places.states.items() if field != "optimizer" or has_optimizer
+        ]
         values = [places.value_in(state, each) for each in kept]
         values, traces = jax.tree.map(jnp.asarray, (values, self._arrays(state)))
 

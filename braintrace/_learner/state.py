@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._brainstate import peek
+from .._brainstate import peek, peek_all
 from .._checks import differences, shown
 from .._errors import OptionError, ShapeError
 from .._graph.method import Traces
@@ -20,7 +20,7 @@ from .._typing import Path, PyTree, path_name
 from .base import BaseLearner
 from .carried import Form, is_settled
 
-BY_PATH = ("parameters", "hidden", "others", "random", "optimizer")
+BY_PATH = ("parameters", "hidden", "others", "random")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LearnerState:
     rule
         The rule of the traces, ``"SnAp(n=1)"``: a part of the structure, like the paths.
     optimizer
-        Leaves of the state of the learner's ``optimizer`` by path; empty before it is initialised.
+        The state of the learner's ``optimizer``; ``None`` before it is initialised.
 
     Examples
     --------
@@ -78,7 +78,7 @@ class LearnerState:
     random: dict[Path, PyTree]
     traces: Form
     rule: str = ""
-    optimizer: dict[Path, PyTree] = dataclasses.field(default_factory=dict)
+    optimizer: PyTree = None
 
 
 # --- as a pytree
@@ -100,15 +100,14 @@ def _flatten_field(field: _ByPath) -> tuple[list[tuple[PyTree, PyTree]], tuple[P
 
 
 def _flatten(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], str]:
-    fields = [(name, _ByPath(getattr(state, name))) for name in BY_PATH]
-    named = [*fields, ("traces", state.traces)]
-    return [(jax.tree_util.DictKey(name), child) for name, child in named], state.rule
+    children = {name: _ByPath(getattr(state, name)) for name in BY_PATH}
+    children |= {"optimizer": state.optimizer, "traces": state.traces}
+    return [(jax.tree_util.DictKey(name), child) for name, child in children.items()], state.rule
 
 
 def _unflatten(rule: str, children: Iterable[PyTree]) -> LearnerState:
-    *fields, traces = children
-    named = dict(zip(BY_PATH, map(dict, fields), strict=True))
-    return LearnerState(**named, traces=traces, rule=rule)
+    *fields, optimizer, traces = children
+    return LearnerState(*map(dict, fields), traces, rule, optimizer)  # type: ignore[arg-type]
 
 
 jax.tree_util.register_pytree_with_keys(
@@ -119,52 +118,44 @@ jax.tree_util.register_pytree_with_keys(LearnerState, _flatten, _unflatten)
 # --- values of States as its entries
 
 
-class Place(NamedTuple):
-    """Field and path of the value of a State; its leaves in an optimizer have separate paths."""
+class Places(dict[int, tuple[str, Path]]):
+    """Field and path of the value of every State of a learner, by the identity of the State.
 
-    state: brainstate.State
-    field: str
-    path: Path
-
-    def entries(self, value: PyTree) -> dict[Path, PyTree]:
-        """Return the entries of the field for a value of the State."""
-        if self.field == "optimizer":
-            return by_path(value, self.path)
-        return {self.path: _without_keys(value)}
-
-
-class Places(dict[int, Place]):
-    """The place of every State of a learner, and of the user's own holders, by its identity."""
+    Attributes
+    ----------
+    states
+        The States by field and path.
+    """
 
     def __init__(self, learner: BaseLearner, own: Mapping[str, PyTree]) -> None:
         super().__init__()
-        optimizer, names = learner.held_optimizer, set[tuple[str, str]]()
-        of_model: Any = learner.states_of_model
+        self.states: dict[tuple[str, Path], brainstate.State] = {}
+        optimizer, of_model = learner.held_optimizer, learner.states_of_model
         others = [
             (("brainstate", "random"), brainstate.random.DEFAULT),
             *learner.compiled.outside.items(),
-            *(pair for name, holder in own.items() for pair in states_in(name, holder)),
+            *(pair for name, holder in own.items() for pair in _states_in(name, holder)),
             (("braintrace", "skipped_updates"), optimizer.skipped),
         ]
         for path, state in (*of_model.items(), *others):
-            place = Place(state, _field(state, of_model.get(path) is state), path)
-            if id(state) in self:
-                continue
-            if (place.field, path_name(path)) in names:
-                raise OptionError(
-                    f"'{path_name(path)}' is the name of another State: choose a different name "
-                    f"for `{path[0]}` in `learner.functional`."
-                )
-            names.add((place.field, path_name(path)))
-            self[id(state)] = place
+            self._add(_field(state, of_model.get(path) is state), path, state)
         if peek(optimizer.transformed) is not None:
-            self[id(optimizer.transformed)] = Place(optimizer.transformed, "optimizer", ())
+            self._add("optimizer", (), optimizer.transformed)
+
+    def _add(self, field: str, path: Path, state: brainstate.State) -> None:
+        if id(state) in self:
+            return
+        if (field, path) in self.states:
+            raise OptionError(
+                f"'{path_name(path)}' is the name of another State: choose a different name for "
+                f"`{path[0]}` in `learner.functional`."
+            )
+        self[id(state)], self.states[field, path] = (field, path), state
 
     def state(self, traces: Traces, rule: str) -> LearnerState:
         """Return the current values of the States, with given traces."""
-        states = [place.state for place in self.values()]
-        empty = LearnerState({}, {}, {}, {}, traces, rule)
-        return self.replaced(empty, states, map(peek, states))
+        states = self.states.values()
+        return self.replaced(LearnerState({}, {}, {}, {}, traces, rule), states, peek_all(states))
 
     def value_in(self, state: LearnerState, of: brainstate.State) -> PyTree:
         """Return the value of a State in a learner state, with keys instead of their data."""
@@ -174,27 +165,24 @@ class Places(dict[int, Place]):
                 f"have: {shown(of)} of {shown(of.value)}. Pass its holder under a name: "
                 "`learner.functional(optimizer=optimizer)`."
             )
-        place, held = self[id(of)], peek(of)
-        entries = getattr(state, place.field)
-        leaves = jax.tree.leaves([entries[path] for path in place.entries(held)])
-        held_leaves, tree = jax.tree.flatten(held)
-        return tree.unflatten(map(_like, held_leaves, leaves))
+        field, path = self[id(of)]
+        entries = getattr(state, field)
+        return jax.tree.map(_like, peek(of), entries[path] if path else entries)
 
     def replaced(
-        self, state: LearnerState, states: Sequence[brainstate.State], values: Iterable[PyTree]
+        self, state: LearnerState, states: Iterable[brainstate.State], values: Iterable[PyTree]
     ) -> LearnerState:
         """Return a state with new values of some States; ``None``: they stay."""
         fields: dict[str, Any] = {field: dict(getattr(state, field)) for field in BY_PATH}
         for each, value in zip(states, values, strict=True):
             if id(each) in self and value is not None:
-                place = self[id(each)]
-                fields[place.field] |= place.entries(value)
+                field, path = self[id(each)]
+                arrays = jax.tree.map(_without_key, value)
+                fields |= {field: {**fields[field], path: arrays} if path else arrays}
         return dataclasses.replace(state, **fields)
 
     def check(self, state: LearnerState, traces: Traces, rule: str) -> None:
         """Refuse a value that does not fit a learner as its state."""
-        if not isinstance(state, LearnerState):
-            raise OptionError(f"`state` is {shown(state)}; expected a `LearnerState`.")
         if state.rule != rule:
             raise OptionError(
                 f"This state belongs to a learner with `{state.rule}`, but this learner has "
@@ -204,8 +192,8 @@ class Places(dict[int, Place]):
         own = self.state(traces, rule)
         # The optimizer is compared only if both have one: the learner may not know it yet.
         ignored: dict[str, Any] = {} if is_settled(state.traces) else {"traces": {}}
-        if not (state.optimizer and own.optimizer):
-            ignored["optimizer"] = {}
+        if state.optimizer is None or own.optimizer is None:
+            ignored["optimizer"] = None
         both = (dataclasses.replace(each, **ignored) for each in (state, own))
         if lines := differences(*both):
             raise ShapeError(
@@ -224,22 +212,10 @@ def _field(state: brainstate.State, is_of_model: bool) -> str:
     return "hidden" if is_hidden else "others"
 
 
-def states_in(name: str, holder: PyTree) -> list[tuple[Path, brainstate.State]]:
-    """Return the States of a holder in `Learner.functional`, with their paths."""
+def _states_in(name: str, holder: PyTree) -> list[tuple[Path, brainstate.State]]:
     if isinstance(holder, brainstate.State):
         return [((name,), holder)]
-    result = brainstate.graph.states(holder)
-    if not result:
-        raise OptionError(
-            f"`{name}` is {shown(holder)}; expected a State, a module, or a list or dict of them."
-        )
-    return [((name, *_flat(path)), state) for path, state in result.items()]
-
-
-def _flat(path: Iterable[Any]) -> Path:
-    """Return a path whose parts are not paths; dicts keyed by path have such parts."""
-    parts = (_flat(part) if isinstance(part, tuple) else (part,) for part in path)
-    return tuple(part for own in parts for part in own)
+    return [((name, *path), state) for path, state in brainstate.graph.states(holder).items()]
 
 
 def _is_key(leaf: Any) -> bool:
@@ -253,31 +229,7 @@ def _like(held: Any, leaf: Any) -> Any:
     return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(held))
 
 
-def _without_keys(value: PyTree) -> PyTree:
-    """Return a value as arrays, with the data of random keys instead of keys."""
-
-    def of_leaf(leaf: PyTree) -> PyTree:
-        if _is_key(leaf):
-            return jax.random.key_data(leaf)
-        return jnp.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
-
-    return jax.tree.map(of_leaf, value)
-
-
-def by_path(value: PyTree, start: Path = ()) -> dict[Path, jax.Array]:
-    """Return the leaves of a pytree by paths that are the same in every process.
-
-    If a dict is keyed by paths, as gradients are, the parts of these paths are parts of the leaf's
-    path.
-    """
-
-    def part(key: Any) -> Iterable[Any]:
-        name: Any = getattr(key, "key", None)
-        is_path = isinstance(name, tuple)
-        return map(str, name) if is_path else (jax.tree_util.keystr((key,), simple=True),)
-
-    leaves = jax.tree_util.tree_leaves_with_path(_without_keys(value))
-    return {
-        (*start, *(own for key in keys for own in part(key))) or ("state",): leaf
-        for keys, leaf in leaves
-    }
+def _without_key(leaf: Any) -> Any:
+    if _is_key(leaf):
+        return jax.random.key_data(leaf)
+    return jnp.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -53,16 +52,12 @@ def _update(learner: BaseLearner, options: Options, found: StepResult) -> None:
         results = (found.gradients, found.aux) if options.has_aux else (found.gradients,)
         call_user("update_fn", options.update_fn, *results)
         return
-    now, state, more = learner.parameters_for_optimizer(), learner.held_optimizer.transformed, {}
-    parameters = inspect.signature(options.optimizer.update).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        loss = jnp.average(found.losses, weights=found.weights)
-        more["value"] = loss.astype(found.losses.dtype)
+    now, state = learner.parameters_for_optimizer(), learner.held_optimizer.transformed
     # JAX's derivative by a complex number is the conjugate of the direction of ascent.
     ascent = list(map(jnp.conj, jax.tree.leaves(found.gradients)))
     with in_words(lambda: "`optimizer.update` fails for the gradients"):
         gradients = jax.tree.unflatten(jax.tree.structure(now), ascent)
-        changes, state.value = options.optimizer.update(gradients, state.value, now, **more)
+        changes, state.value = options.optimizer.update(gradients, state.value, now)
     new = jax.tree.map(lambda old, change: (old + change).astype(old.dtype), now, changes)
     write_by_path(learner.param_states, gradients_by_path(learner.module, new))
 

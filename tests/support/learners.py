@@ -55,7 +55,7 @@ def learner_of(model=LEAKY, rule="d_rtrl", which=0, form="module", **options):
     now = learner.functional().state()
     if jax.tree.map(jnp.shape, now.traces) == jax.tree.map(jnp.shape, start.traces):
         now = dataclasses.replace(now, traces=start.traces)  # of random rules they go on
-    now = dataclasses.replace(now, parameters=start.parameters, others=start.others, optimizer={})
+    now = dataclasses.replace(now, parameters=start.parameters, others=start.others, optimizer=None)
     learner.functional().restore(jax.tree.map(jnp.copy, now))
     learner.reset_state()
     return learner
