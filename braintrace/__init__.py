@@ -74,11 +74,11 @@ from ._learner.full_rules import Immediate as Immediate
 from ._learner.full_rules import OSTLRecurrent as OSTLRecurrent
 from ._learner.full_rules import SnAp as SnAp
 from ._learner.functional import FunctionalLearner as FunctionalLearner
+from ._learner.functional import LearnerState as LearnerState
 from ._learner.learner import ETraceAlgorithm as ETraceAlgorithm
 from ._learner.learner import Learner as Learner
 from ._learner.rewards import TDTrace as TDTrace
 from ._learner.rewards import three_factor_loss as three_factor_loss
-from ._learner.state import LearnerState as LearnerState
 from ._learner.unit_rules import D_RTRL as D_RTRL
 from ._learner.unit_rules import ES_D_RTRL as ES_D_RTRL
 from ._learner.unit_rules import OTTT as OTTT

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._errors import CheckpointError, NoCheckpointError, optional_import
+from ._learner.functional import LearnerState
 from ._learner.learner import Learner
-from ._learner.state import LearnerState
 from ._typing import PyTree
 from .sharding import on_host
 

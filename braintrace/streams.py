@@ -13,9 +13,8 @@ import numpy as np
 from ._core.gradient import as_chunk
 from ._errors import OptionError, optional_import
 from ._jax import own_copy
-from ._learner.functional import FunctionalLearner
+from ._learner.functional import FunctionalLearner, LearnerState
 from ._learner.learner import Learner
-from ._learner.state import LearnerState
 from ._typing import PyTree
 
 Inputs: TypeAlias = tuple[PyTree, ...]

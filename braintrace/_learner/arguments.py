@@ -66,26 +66,20 @@ class MultiStepData:
     data: Any
 
 
-def is_sequence(arguments: tuple[Any, ...]) -> bool:
-    """Test whether any argument is a `MultiStepData`."""
-    return any(isinstance(argument, MultiStepData) for argument in arguments)
-
-
 def unwrap(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the data of the wrappers."""
-    return tuple(
-        argument.data if isinstance(argument, (SingleStepData, MultiStepData)) else argument
-        for argument in arguments
-    )
+    wrappers = SingleStepData, MultiStepData
+    return tuple(each.data if isinstance(each, wrappers) else each for each in arguments)
 
 
 def first_step(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments of one step: wrappers removed, sequences cut to their first step."""
-    cut = [
-        jax.tree.map(lambda leaf: leaf[0], argument) if is_sequence((argument,)) else argument
-        for argument in arguments
-    ]
-    return unwrap(tuple(cut))
+    return unwrap(
+        tuple(
+            jax.tree.map(lambda leaf: leaf[0], each) if isinstance(each, MultiStepData) else each
+            for each in arguments
+        )
+    )
 
 
 def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, Any]:
@@ -98,7 +92,7 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
     DtypeError
         If they cannot be converted to the compiled dtype, as floats to integers.
     """
-    traced = graph.traced
+    traced, values = graph.traced, {}
     leaves, tree = jax.tree.flatten(arguments)
     if tree != traced.argument_tree:
         expected = jax.tree.unflatten(traced.argument_tree, [v.aval for v in traced.argument_vars])
@@ -106,23 +100,21 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
             f"`update` was compiled for {named(traced.argument_roots, expected)}, and is called "
             f"with {named(traced.argument_roots, arguments)}: the structure or the units differ."
         )
-    values = {}
-    expected = zip(traced.argument_names, traced.argument_vars, leaves, strict=True)
-    for name, var, leaf in expected:
-        value, wanted = to_array(leaf), var.aval
-        if value.shape != wanted.shape:
+    for name, var, leaf in zip(traced.argument_names, traced.argument_vars, leaves, strict=True):
+        value, (shape, dtype) = to_array(leaf), (var.aval.shape, var.aval.dtype)
+        if value.shape != shape:
             raise ShapeError(
                 f"Argument `{name}` of `update` has shape {value.shape}; the model was compiled "
-                f"for {tuple(wanted.shape)}. {_advice(value.shape, wanted.shape)}"
+                f"for {tuple(shape)}. {_advice(value.shape, shape)}"
             )
-        if value.dtype != wanted.dtype:
-            is_integer = jnp.issubdtype(wanted.dtype, jnp.integer)
-            if not jnp.can_cast(value.dtype, wanted.dtype, "safe" if is_integer else "same_kind"):
+        if value.dtype != dtype:
+            casting = "safe" if jnp.issubdtype(dtype, jnp.integer) else "same_kind"
+            if not jnp.can_cast(value.dtype, dtype, casting):
                 raise DtypeError(
                     f"Argument `{name}` of `update` has dtype {value.dtype}; the model was "
-                    f"compiled for {wanted.dtype}, which cannot hold it."
+                    f"compiled for {dtype}, which cannot hold it."
                 )
-            value = value.astype(wanted.dtype)
+            value = value.astype(dtype)
         values[var] = value
     return values
 
@@ -249,19 +241,17 @@ def check_flags(name: str, value: Any, batch: Batch, steps: int | None = None) -
     ShapeError
         If the flags are not boolean, or have another shape.
     """
-    time = () if steps is None else (steps,)
-    shapes = f"{time}, or {(*time, 'batch')} to reset samples one by one".replace("'", "")
-    flags, count = to_array(value), len(time)
+    time, flags = () if steps is None else (steps,), to_array(value)
+    count = len(time)
     if flags.dtype != bool or flags.shape[:count] != time or flags.ndim > count + 1:
         raise ShapeError(
             f"`{name}` has shape {flags.shape} and dtype {flags.dtype}; expected booleans of "
-            f"shape {shapes}."
+            f"shape {time}, or {(*time, batch.samples)} to reset samples one by one."
         )
-    if flags.ndim == count:
-        return flags
-    given = f"`{name}` has shape {flags.shape}, with one flag per sample"
-    batch.check(given, flags.shape[-1])
-    return flags[..., 0] if batch.samples == 1 else flags
+    if flags.ndim > count:
+        batch.check(f"`{name}` has shape {flags.shape}, with one flag per sample", flags.shape[-1])
+        return flags[..., 0] if batch.samples == 1 else flags
+    return flags
 
 
 # --- cache keys of the user's functions
@@ -300,10 +290,9 @@ def key_of(function: Callable[..., Any]) -> FunctionKey:
     compared by value, tracers of an enclosing transformation by shape and dtype, and all other
     objects by identity.
     """
-    key: list[Hashable] = []
-    kept: list[Any] = []
-    seen: dict[int, int] = {}
-    stack, reads_tracers = [(function, False)], False
+    key, held, seen = list[Hashable](), list[Any](), dict[int, int]()
+    stack: list[tuple[Any, bool]] = [(function, False)]
+    reads_tracers = False
     while stack:
         value, is_global = stack.pop()
         if isinstance(value, BY_VALUE):
@@ -315,15 +304,17 @@ def key_of(function: Callable[..., Any]) -> FunctionKey:
                 seen[id(value)] = len(seen)
                 _push_parts(value, stack)
             key.append((type(value), seen[id(value)]))
-        elif any(map(is_tracer, leaves := [value] if is_global else leaves_of(value))):
-            reads_tracers = True
-            kept += [leaf for leaf in leaves if not is_tracer(leaf)]
-            found = (str(jax.typeof(x)) if is_tracer(x) else id(x) for x in leaves)
-            key.append((type(value), *found))
         else:
-            kept.append(value)
-            key.append(id(value))
-    return FunctionKey(tuple(key), kept, reads_tracers)
+            leaves = [value] if is_global else leaves_of(value)
+            if any(map(is_tracer, leaves)):
+                reads_tracers = True
+                found = (str(jax.typeof(x)) if is_tracer(x) else id(x) for x in leaves)
+                key.append((type(value), *found))
+                held += [leaf for leaf in leaves if not is_tracer(leaf)]
+            else:
+                key.append(id(value))
+                held.append(value)
+    return FunctionKey(tuple(key), held, reads_tracers)
 
 
 CONTAINERS = (types.FunctionType, types.MethodType, functools.partial, tuple)
@@ -332,25 +323,25 @@ CONTAINERS = (types.FunctionType, types.MethodType, functools.partial, tuple)
 def _push_parts(value: Any, stack: list[tuple[Any, bool]]) -> None:
     """Add what a function reads, and whether a global name of its code is bound to it."""
     if isinstance(value, types.FunctionType):
-        named = value.__kwdefaults__ or {}
-        held = [value.__code__, *(value.__defaults__ or ()), *named.values()]
-        held += [cell.cell_contents for cell in value.__closure__ or ()]
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        defaults = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+        parts = [value.__code__, *defaults, *cells]
         names = global_names(value.__code__)
         stack.extend(zip(map(value.__globals__.get, names), itertools.repeat(True)))
     elif isinstance(value, types.MethodType):
-        held = [value.__self__, value.__func__]
+        parts = [value.__self__, value.__func__]
     elif isinstance(value, functools.partial):
-        held = [value.func, value.args, *value.keywords, *value.keywords.values()]
+        parts = [value.func, value.args, *value.keywords, *value.keywords.values()]
     else:
-        held = [len(value), *value]
-    stack.extend(zip(held, itertools.repeat(False)))
+        parts = [len(value), *value]
+    stack.extend(zip(parts, itertools.repeat(False)))
 
 
 @functools.lru_cache(maxsize=1000)
 def global_names(code: types.CodeType) -> tuple[str, ...]:
     """Return the global names that code reads, and the functions written inside it."""
-    read = [
-        i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    ]
-    inner = [global_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
-    return tuple(dict.fromkeys([*read, *(name for names in inner for name in names)]))
+    reads = "LOAD_GLOBAL", "LOAD_NAME"
+    names = [each.argval for each in dis.get_instructions(code) if each.opname in reads]
+    for each in code.co_consts:
+        names += global_names(each) if isinstance(each, types.CodeType) else ()
+    return tuple(dict.fromkeys(names))

@@ -101,7 +101,6 @@ class BaseLearner(brainstate.nn.Module):
         self.module, self.trace_dtype, self.window = model, trace_dtype, window
         self.compiler_options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
         self.samples_of_model: int | None = None
-        self.is_mapped = False
         self.filters: dict[Path, brainstate.ShortTermState] = {}
         self.found_states = _model.FoundStates()
         self.held_optimizer = LearnerOptimizer()
@@ -148,40 +147,37 @@ class BaseLearner(brainstate.nn.Module):
         """The placement of the arrays on a mesh; ``None``: no mesh."""
         return self.compiled.placement
 
-    def analysed(self, example: Any, batch_size: int | None, purpose: Purpose) -> CompiledStep:
-        """Return the model's step compiled for example arguments."""
-        options = dataclasses.replace(
-            self.compiler_options,
-            every_state=purpose.every_state,
-            rule=type(self).__name__,
-            samples=self.samples_of_model,
-            readout_filters=self.readout_filters,
-        )
-        graph, outside = compile_model(self.module, example, batch_size, options, self.method)
-        method = self.method.fit(graph)
-        return CompiledStep(graph, outside, method, self.trace_dtype, purpose)
-
-    def step_for(self, purpose: Purpose, batch_size: int | None = None) -> CompiledStep:
-        """Return the step for a purpose, compiled once; other shapes have this batch size."""
-        known, now = self.steps.value, self.compiled
+    def step_for(
+        self, purpose: Purpose, example: Any, batch_size: int | None = None
+    ) -> CompiledStep:
+        """Return the model's step for a purpose, compiled once, for example arguments."""
+        known = self.steps.value
         if purpose not in known:
-            example, size = example_arguments(now.graph), now.graph.traced.batch_size
-            if purpose.shapes != now.purpose.shapes:
-                example = example_arguments(now.graph, batch_size)
-                size = batch_size if self.is_mapped else None
-            known[purpose] = self.analysed(example, size, purpose)
+            options = dataclasses.replace(
+                self.compiler_options,
+                every_state=purpose.every_state,
+                rule=type(self).__name__,
+                samples=self.samples_of_model,
+                readout_filters=self.readout_filters,
+            )
+            model = self.module, example, batch_size if self.is_mapped else None
+            graph, outside = compile_model(*model, options, self.method)
+            method = self.method.fit(graph)
+            known[purpose] = CompiledStep(graph, outside, method, self.trace_dtype, purpose)
         return known[purpose]
 
     def step_at(self, values: Mapping[Path, Any], batch_size: int | None) -> CompiledStep:
         """Return the step compiled for the shapes of new values of States."""
-        states, shapes = self.states_of_model, _model.shapes_of(values)
-        purpose = self.compiled.purpose._replace(shapes=shapes, settings=_model.settings())
+        states, now = self.states_of_model, self.compiled.purpose
+        shapes, before = _model.shapes_of(values), {path: states[path].value for path in values}
+        purpose = now._replace(shapes=shapes, settings=_model.settings())
+        size = self.graph.traced.batch_size if shapes == now.shapes else batch_size
         if purpose in self.steps.value:
             return self.steps.value[purpose]
-        before = {path: states[path].value for path in values}
+        example = example_arguments(self.graph, None if shapes == now.shapes else batch_size)
         try:
             _model.write_by_path(states, values)
-            return self.step_for(purpose, batch_size)
+            return self.step_for(purpose, example, size)
         finally:
             _model.write_by_path(states, before)
 
@@ -195,19 +191,17 @@ class BaseLearner(brainstate.nn.Module):
         ``batch_size`` is that of the batch axis over which a model for one sample is mapped.
         """
         states = _model.of_kind(_model.all_states(self.module), brainstate.ShortTermState)
-        is_mapped = batch_size is not None
-        initial = _model.InitialValues(self.module, is_mapped)
+        self.is_mapped = batch_size is not None
+        self.initial = _model.InitialValues(self.module, self.is_mapped)
         brainstate.random.DEFAULT.value  # noqa: B018  created here, outside of every trace
         for state in states.values():
             state.value = strongly_typed(state.value)
-        values = initial(batch_size, {}) if is_mapped else _model.values_by_path(states)
+        mapped = self.initial(batch_size, {}) if self.is_mapped else None
+        shapes = _model.shapes_of(mapped or _model.values_by_path(states))
         # A window's gradient passes coupled elements, and reaches states whose trace is not read.
-        every_state = self.window is not None
-        purpose = Purpose(_model.shapes_of(values), _model.settings(), every_state)
-        step = self.analysed(example, batch_size, purpose)
-        self.initial, self.is_mapped, self.steps = initial, is_mapped, Hidden({})
-        self.found_states, self.filters = _model.FoundStates(), {}
-        self.use(step)
+        purpose = Purpose(shapes, _model.settings(), self.window is not None)
+        self.steps, self.found_states, self.filters = Hidden({}), _model.FoundStates(), {}
+        self.use(self.step_for(purpose, example, batch_size))
         self.carried = CarriedTraces(self.zero_traces, lambda: self.compiled.pairs)
         self.begin_sequence()
 
@@ -221,9 +215,9 @@ class BaseLearner(brainstate.nn.Module):
         OptionError
             If the traces are others for the current settings, and a sequence has started.
         """
-        now = _model.settings()
-        if now != self.compiled.purpose.settings:
-            self._switch("the current values of `brainstate.environ`", settings=now)
+        settings = _model.settings()
+        if settings != self.compiled.purpose.settings:
+            self._switch("the current values of `brainstate.environ`", settings=settings)
         return self.states_of_model
 
     def follow_every_state(self, requested: int | None, is_given: bool = False) -> None:
@@ -232,15 +226,16 @@ class BaseLearner(brainstate.nn.Module):
         ``is_given`` tells that the user passes the traces. The learner's own are replaced if no
         sequence has started.
         """
-        has_window = self.window_of(requested) is not None
-        if has_window and not self.compiled.purpose.every_state:
+        if self.window_of(requested) is not None and not self.compiled.purpose.every_state:
             with warnings.catch_warnings():  # the same as those of the first compilation
                 warnings.simplefilter("ignore", ApproximationWarning)
                 self._switch(f"`window={requested}`", is_given, every_state=True)
 
     def _switch(self, what: str, is_given: bool = True, **changes: Any) -> None:
-        step = self.step_for(self.compiled.purpose._replace(**changes))
-        is_other = step.carried_types != self.compiled.carried_types
+        now, graph = self.compiled, self.graph
+        purpose, example = now.purpose._replace(**changes), example_arguments(graph)
+        step = self.step_for(purpose, example, graph.traced.batch_size)
+        is_other = step.carried_types != now.carried_types
         if is_other and (is_given or not self.carried.is_zero):
             raise OptionError(
                 f"The current traces of `{type(self.module).__name__}` are not those that {what} "
@@ -386,8 +381,8 @@ class BaseLearner(brainstate.nn.Module):
         streams = core_traces.outliving(self.compiled.trace_specs)
         if not streams:
             return Zero()
-        now = core_traces.unpack(before())
-        fresh = {**core_traces.unpack(self.zero_traces()), **{key: now[key] for key in streams}}
+        now, fresh = core_traces.unpack(before()), core_traces.unpack(self.zero_traces())
+        fresh |= {key: now[key] for key in streams if key in now}
         return core_traces.pack(fresh, self.carried.pairs())
 
     def begin_sequence(self, before: Callable[[], Traces] | None = None) -> None:

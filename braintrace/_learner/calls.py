@@ -24,9 +24,9 @@ from .arguments import (
     READS_TRACERS,
     STATIC,
     FunctionKey,
+    MultiStepData,
     Options,
     check_flags,
-    is_sequence,
     key_of,
     of_numbers,
     unwrap,
@@ -390,7 +390,7 @@ def find_program(
 
 def find_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> tuple[Program, Arguments]:
     """Return the program of one step, or of the steps of `MultiStepData`, and its arguments."""
-    has_steps = is_sequence(arguments)
+    has_steps = any(isinstance(each, MultiStepData) for each in arguments)
     make = functools.partial(Call, learner, has_steps)
     program = cached_program(learner, [], "call", (has_steps,), make)
     return program, Arguments(jax.tree.map(own_copy, unwrap(arguments)))

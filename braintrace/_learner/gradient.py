@@ -115,15 +115,15 @@ class SequenceGradient(Program):
         runs_twice = options.checkpoint and self._window is None
         self._linear: Any = method if runs_twice and isinstance(method, ParameterTraces) else None
         self._operand_shapes, self._zero_traces = operand_shapes(graph), learner.starting_traces()
-        # This object outlives an enclosing jit.
-        with jax.ensure_compile_time_eval():
-            shapes = {**sites.probe_shapes(graph), **sites.probes_of_past(graph)}
-            self._probes = None if self._passes else examples(shapes)
-        parameters, slices = learner.param_states, user_step.example_slices((sequences, flags))
+        shapes = {**sites.probe_shapes(graph), **sites.probes_of_past(graph)}
+        self._probes = None if self._passes else examples(shapes)
+        self._parameters, slices = (
+            [*learner.param_states],
+            user_step.example_slices((sequences, flags)),
+        )
         constants = examples(self._operand_shapes), initial
-        known = self._probes, constants, slices
-        states, self._count = list(parameters.values()), len(parameters)
-        self._step = step = user_step.PureStep(self._recorded_step, states, known)
+        given = list(learner.param_states.values()), (self._probes, constants, slices)
+        self._step = step = user_step.PureStep(self._recorded_step, *given)
         super().__init__(learner, step.states, step.is_written)
         if flags is not None and not is_one_step:
             _check_fixed_weights(learner)
@@ -132,27 +132,27 @@ class SequenceGradient(Program):
         window = (0 if graph.passes_weights else self._window) if self._passes else None
         asked = self._has_mask, window, self._linear is not None
         self._runner = chunk_runner(step, self._values(fixed), slices, *asked)
-        written = step.written_of(fixed.values)
-        sizes = self._runner.count_bytes(), sum(leaf.nbytes for leaf in jax.tree.leaves(written))
+        written = jax.tree.leaves(step.written_of(fixed.values))
+        sizes = self._runner.count_bytes(), sum(leaf.nbytes for leaf in written)
         self._chunks = functools.partial(chunks.cut_sequence, graph, options, self._window, *sizes)
-        self._parameters = list(parameters)
         if not evolves and not self._passes:
-            self._report_lost_gradients(written)
+            self._report_lost_gradients(fixed)
 
-    def _report_lost_gradients(self, written: list[PyTree]) -> None:
-        pairs = zip(self._step.written_of(self.paths), written, strict=True)
+    def _report_lost_gradients(self, fixed: Fixed) -> None:
+        pairs = self._step.written_of(list(zip(self.paths, fixed.values, strict=True)))
         is_own = [path is not None for path, value in pairs for _ in jax.tree.leaves(value)]
-        step = self._runner.step
+        step, places = self._runner.step, list(self._runner.losses.places)
         carried = list(zip(step.carried, step.written, is_own, strict=True))
         read = {*step.parameters, *step.probes}
         lost = lost_gradients(step.program, step.results[0], read, carried)
-        publish(list(lost), self._learner.compiler_options.strict)
-        places = list(self._runner.losses.places)
-        seen = self._runner.signal_of(self._probes or {}, places)
-        user_step.report_early_reads(self._learner, seen)
+        early = user_step.untraced_reads(
+            self._learner, self._runner.signal_of(self._probes or {}, places)
+        )
+        publish([*lost, *early], self._learner.compiler_options.strict)
 
     def _values(self, fixed: Fixed) -> tuple[Any, ...]:
-        parameters, others = fixed.values[: self._count], fixed.values[self._count :]
+        count = len(self._parameters)
+        parameters, others = fixed.values[:count], fixed.values[count:]
         return parameters, others, self._probes, (fixed.weights, fixed.initial)
 
     def _recorded_step(
@@ -165,9 +165,8 @@ class SequenceGradient(Program):
         (weights, initial), (slices, reset), graph = constants, inputs, self._graph
         if reset is not None:
             self._learner.reset_samples(initial, reset)
-
-        if probes is not None and reset is not None:
-            probes = sites.probes_after_reset(graph, probes, reset)
+            if probes is not None:
+                probes = sites.probes_after_reset(graph, probes, reset)
 
         def run(inputs: Inputs) -> Any:
             if probes is None:
@@ -180,17 +179,18 @@ class SequenceGradient(Program):
             return outputs, new_states, records
 
         recorder, options = user_step.Recorder(self._learner, run, probes), self._options
+        result = user_step.run_step_function(options.step_fn, recorder, slices)
         if self._evolves:
-            outputs = user_step.run_step_function(options.step_fn, recorder, slices)
-            return jnp.zeros(()), outputs if options.return_outputs else None, recorder.records
-        return user_step.recorded_loss(recorder, options, slices)
+            return jnp.zeros(()), result if options.return_outputs else None, recorder.records
+        loss, aux = result if options.has_aux else (result, None)
+        return user_step.check_loss(loss), aux, recorder.records
 
     # --- a sequence
 
     def run(self, values: list[PyTree], traces: Traces | None, arguments: Arguments) -> Result:
         """Return gradients, losses and auxiliary results; or outputs."""
         sequences, mask, flags, initial = arguments
-        cut, count = self.cut(steps_of(sequences), traces is None), self._count
+        cut, count = self.cut(steps_of(sequences), traces is None), len(self._parameters)
         scales = jnp.ones(cut.steps) if mask is None else mask
         if self._options.reduction == "mean":
             total = jnp.sum(scales)
@@ -253,16 +253,14 @@ class SequenceGradient(Program):
         return self.cuts[steps, from_zero]
 
     def _zeros(self, fixed: Fixed) -> Gradients:
-        leaves = jax.tree.leaves(fixed.values[: self._count])
+        leaves = jax.tree.leaves(fixed.values[: len(self._parameters)])
         outside = list(itertools.compress(leaves, self._runner.differentiated))
         return jax.tree.map(zero_sum, (outside, fixed.weights))
 
     def _forward(self, fixed: Fixed, traces: Traces | None, data: Part, cut: Chunks) -> OfChunks:
         """Run all chunks; the traces after the last one are deferred."""
         start = self._step.written_of(fixed.values), self._zeros(fixed), traces or self._zero_traces
-
-        def run_last(carry: PyTree, chunk: Part) -> Any:
-            return self._chunk(fixed, carry, chunk)
+        run_last = functools.partial(self._chunk, fixed)
 
         def run_chunk(carry: PyTree, chunk: Part) -> Any:
             (written, gradients, after), results = run_last(carry, chunk)
@@ -357,7 +355,7 @@ class SequenceGradient(Program):
 
         def run(carry: PyTree, part: PyTree) -> tuple[PyTree, None]:
             states, traces = carry
-            result, residuals = self._run_part(fixed, (states, outside), part)
+            result, _, residuals = self._run_part(fixed, (states, outside), part)
             return (result.written, self._updated((fixed.weights, residuals, None), traces)), None
 
         start = self._step.written_of(fixed.values), before or self._zero_traces
@@ -372,13 +370,9 @@ class SequenceGradient(Program):
         Return a carry with the traces after it, deferred if the gradient does not need them, and
         the loss and the auxiliary results of every step.
         """
-        (written, (outside, of_operands), traces), weights = carry, fixed.weights
-        values, steps = self._values(fixed), steps_of(chunk)
-
-        result = self._runner.run(values, (written, outside), chunk)
-        signal = self._signal(fixed, written, result.signal)
-        residuals = self._runner.residuals(values, result.residuals, steps)
-        recorded = Chunk(self._graph, weights, self._runner.records(residuals))
+        (written, (outside, of_operands), traces), steps = carry, steps_of(chunk)
+        result, signal, residuals = self._run_part(fixed, (written, outside), chunk)
+        recorded = Chunk(self._graph, fixed.weights, self._runner.records(residuals))
         after: Any = None
         if not self._evolves:
             if steps == 1 and not is_zero(traces):  # its gradient can be read from them
@@ -388,16 +382,17 @@ class SequenceGradient(Program):
             of_operands = jax.tree.map(jnp.add, of_operands, found)
         gradients = result.gradients, of_operands
         if after is None:
-            after = Deferred((weights, residuals, ordering_token(gradients)), traces)
+            after = Deferred((fixed.weights, residuals, ordering_token(gradients)), traces)
         return (result.written, gradients, after), (result.loss, result.aux)
 
     def _run_part(
         self, fixed: Fixed, start: tuple[PyTree, list[PyTree]], part: Part
-    ) -> tuple[ChunkResult, SourceValues]:
-        """Run a part from written States and sums of gradients; return also its residuals."""
+    ) -> tuple[ChunkResult, Probes, SourceValues]:
+        """Run a part from written States and sums of gradients; also signals and residuals."""
         values = self._values(fixed)
         result = self._runner.run(values, start, part)
-        return result, self._runner.residuals(values, result.residuals, steps_of(part))
+        residuals = self._runner.residuals(values, result.residuals, steps_of(part))
+        return result, self._signal(fixed, start[0], result.signal), residuals
 
     def _backward_chunk(
         self, fixed: Fixed, carry: tuple[Gradients, Adjoints], written: PyTree, part: Part
@@ -408,8 +403,7 @@ class SequenceGradient(Program):
         results of every step.
         """
         (outside, of_operands), after = carry
-        result, sources = self._run_part(fixed, (written, outside), part)
-        signal = self._signal(fixed, written, result.signal)
+        result, signal, sources = self._run_part(fixed, (written, outside), part)
 
         # Step by step, no factor and no input of a product is stored.
         def pull_step(carry: tuple[Weights, Adjoints], now: Any) -> Any:

@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-import jax
-
 from .._brainstate import initialise, is_lost, is_watched
 from .._compiler import publish
 from .._core.traces import size_in_bytes
@@ -166,32 +164,31 @@ class Learner(BaseLearner):
         OptionError
             If samples that share an input are reset separately (`ES_D_RTRL`).
         """
-        if not is_watched():
-            self.carried.finish()
-        if where is not None or is_watched():  # traces of other keys cannot be made inside
+        carried, is_outside = self.carried, not is_watched()
+        if is_outside:
+            carried.finish()
+        if where is not None or not is_outside:  # traces of other keys cannot be made inside
             self.current_states()
         if where is not None:
             return self._reset_some(where, kwargs)
         if any(map(is_lost, self.states_of_model.values())):
             # A transformation of the user has created them, so they cannot be written any more.
-            mapped, batch = self.graph.traced.batch_size, self.graph.batch
-            batch_size = batch_size or mapped or batch.samples
+            mapped = self.graph.traced.batch_size
+            batch_size = batch_size or mapped or self.graph.batch.samples
             given = {} if mapped or batch_size is None else {"batch_size": batch_size}
             initialise(self.module, **given, **kwargs)
         if self.samples_of_model is not None and batch_size is not None:
             self.samples_of_model = batch_size
         with in_words(lambda: f"`reset_state` runs `init_state` of `{type(self.module).__name__}`"):
-            values, before = self.initial_of_model(batch_size, kwargs), self.compiled
-        step, carried = self.step_at(values, batch_size), self.carried
-        trees = [jax.tree.structure(each.trace_specs) for each in (before, step)]
-        is_alike = trees[0] == trees[1] and before.pairs == step.pairs
+            values = self.initial_of_model(batch_size, kwargs)
+        step = self.step_at(values, batch_size)
 
         def write() -> None:
             write_by_path(self.states_of_model, values)
             self.use(step)
-            self.begin_sequence(carried.arrays if is_alike else None)
+            self.begin_sequence(carried.arrays)
 
-        carried.complete(write, not is_watched())
+        carried.complete(write, is_outside)
         self.place()
 
     def _reset_some(self, where: Any, options: dict[str, Any]) -> None:

@@ -1,7 +1,10 @@
 """Online learning: an update after every step of a stream, or after every block of steps.
 
 The parameters are constant for a block of ``every`` steps, which runs like a separate sequence (see
-`gradient`). No computation is deferred to the end of the stream, so a stream can be endless.
+`gradient`). No computation is deferred to the end of the stream, so a stream can be endless. After
+the gradient of a block comes its update, unless a mask or a number that is not finite forbids it.
+An update is a gradient transformation of optax (a pair of pure functions with a pytree as its
+state), or the user's ``update_fn``, which writes parameters and States of its own.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._brainstate import values_of
 from .._checks import check_choice, shown
-from .._core.traces import as_arrays
-from .._errors import OptionError, optional_import
+from .._core.traces import as_arrays, reset_traces, samples_with, unpack
+from .._errors import NonFiniteError, OptionError, in_words, optional_import
+from .._from_function import gradients_by_path
 from .._graph.method import Traces
-from .._typing import PyTree
+from .._model import write_by_path
+from .._typing import PyTree, path_name
 from ..sharding import on_host
 from . import user_step
 from .arguments import Options, of_numbers
@@ -29,11 +35,9 @@ from .base import BaseLearner
 from .chunks import over_blocks, steps_of
 from .gradient import SequenceGradient
 from .program import Arguments, Program, Result
-from .update import StepResult, check_finite, run_update
 
 Slices: TypeAlias = tuple[PyTree, jax.Array | None, jax.Array | None]
 """Slices of the sequences, the flags and the mask, for one step or the steps of a block."""
-
 
 # Results of `etrace_online` with ``has_aux``.
 LossesAndAux = collections.namedtuple("LossesAndAux", "losses aux")
@@ -61,9 +65,8 @@ class OnlineLearning(Program):
         self._length = min(options.every, steps_of(sequences))
         cut = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
         own = Options(step_fn=options.step_fn, window=window, has_aux=options.has_aux)
-        example = Arguments(cut[0], cut[1], cut[2], initial)
-        is_one_step = options.every == 1
-        self._block = SequenceGradient(learner, own, example, is_one_step=is_one_step)
+        block = Arguments(*cut, initial)
+        self._block = SequenceGradient(learner, own, block, is_one_step=options.every == 1)
         self._slices = user_step.example_slices((sequences, flags, mask))
         self._initial = jax.eval_shape(lambda: initial)
         self._pure = self._traced(self._length)
@@ -93,12 +96,12 @@ class OnlineLearning(Program):
         for state, value in zip(block.written, written, strict=True):
             state.value = value
         gradients, (_, losses, aux) = block.named(results, Options()), results
+        given = aux
         if self._options.every == 1:
-            aux = jax.tree.map(lambda leaf: leaf[0], aux)
-        result = StepResult(gradients, losses, aux, weights)
-        is_bad, after = run_update(learner, self._options, result, block.finished(after, traces))
-        verdict = is_bad & (jnp.arange(len(losses)) == 0)
-        return after, (losses, results[2], verdict)
+            given = jax.tree.map(lambda leaf: leaf[0], aux)
+        traces = block.finished(after, traces)
+        is_bad, traces = self._update(gradients, losses, given, weights, traces)
+        return traces, (losses, aux, is_bad & (jnp.arange(len(losses)) == 0))
 
     def run(self, values: list[PyTree], traces: Any, arguments: Arguments) -> Result:
         """Return losses and auxiliary results, and verdicts."""
@@ -123,6 +126,165 @@ class OnlineLearning(Program):
         verdict = (losses, verdict) if options.nonfinite == "raise" else verdict
         results = LossesAndAux(losses, aux) if options.has_aux else losses
         return (results, verdict), *carry
+
+    # --- the update
+
+    def _update(
+        self,
+        gradients: PyTree,
+        losses: jax.Array,
+        aux: PyTree,
+        weights: jax.Array | None,
+        traces: Traces,
+    ) -> tuple[jax.Array, Traces]:
+        """Update the parameters, unless a mask or a non-finite number forbids it.
+
+        Parameters
+        ----------
+        gradients, losses, aux, weights
+            Results of a block in the form for the user, and the weights of its steps in the mask;
+            ``None``: there is none.
+        traces
+            The traces after the block.
+
+        Returns
+        -------
+        is_bad
+            Whether a loss or a gradient is not finite, and not ignored.
+        traces
+            The traces, in which samples may be reset.
+        """
+        learner, nonfinite = self._learner, self._options.nonfinite
+        runs: Any = weights is None or jnp.any(weights != 0)
+        is_bad = jnp.zeros((), bool)
+        if nonfinite != "ignore":  # before `update_fn` writes to the dict
+            leaves = jax.tree.leaves((gradients, losses))
+            is_bad = jnp.any(jnp.stack([~jnp.isfinite(_zero(leaf)) for leaf in leaves])) & runs
+        if nonfinite == "skip":
+            runs = ~is_bad & runs
+        written = user_step.first_written(user_step.traced_states(learner))
+        if runs is True:
+            self._write_update(gradients, aux)
+        else:
+            user_step.run_if(
+                runs, lambda _, found: self._write_update(*found), None, (gradients, aux)
+            )
+        path = written()
+        if path is not None:
+            raise OptionError(
+                f"`update_fn` writes the hidden State '{path_name(path)}', and traces do not "
+                "follow this write. Change it in `update` of the model; to start a new sequence, "
+                "use `reset`."
+            )
+        if nonfinite == "skip":
+            learner.held_optimizer.skipped.value += is_bad
+            is_masked = None if weights is None else jnp.any(weights == 0)
+            traces = _reset_spoiled(learner, is_bad, is_masked, traces)
+        return is_bad, traces
+
+    def _write_update(self, gradients: PyTree, aux: PyTree) -> None:
+        learner, options = self._learner, self._options
+        if options.optimizer is None:
+            results = (gradients, aux) if options.has_aux else (gradients,)
+            user_step.call_user("update_fn", options.update_fn, *results)
+            return
+        now, state = learner.parameters_for_optimizer(), learner.held_optimizer.transformed
+        # JAX's derivative by a complex number is the conjugate of the direction of ascent.
+        ascent = list(map(jnp.conj, jax.tree.leaves(gradients)))
+        with in_words(lambda: "`optimizer.update` fails for the gradients"):
+            found = jax.tree.unflatten(jax.tree.structure(now), ascent)
+            changes, state.value = options.optimizer.update(found, state.value, now)
+        new = jax.tree.map(lambda old, change: (old + change).astype(old.dtype), now, changes)
+        write_by_path(learner.param_states, gradients_by_path(learner.module, new))
+
+
+# --- non-finite numbers
+
+
+def _zero(leaf: jax.Array) -> jax.Array:
+    """Return 0, or NaN for a leaf with non-finite numbers: times zero, all other numbers are zero.
+
+    A product with a vector of zeros takes a CPU a third of the time of a sum.
+    """
+    if leaf.ndim > 1:
+        leaf = jnp.tensordot(jnp.zeros(leaf.shape[:-1], leaf.dtype), leaf, leaf.ndim - 1)
+    return jnp.sum(leaf * jnp.zeros((), leaf.dtype))
+
+
+def check_finite(found: tuple[jax.Array, jax.Array], first: int, every: int) -> None:
+    """Refuse a stream in which a loss or a gradient is not finite.
+
+    Parameters
+    ----------
+    found
+        Losses of every step, and whether a block that starts there has one that is not finite.
+    first, every
+        Index of the first step in the user's call, and length of a block.
+
+    Raises
+    ------
+    NonFiniteError
+        If there is one, or more.
+    """
+    losses, is_bad = map(on_host, found)
+    if is_bad.any():
+        start = int(np.argmax(is_bad))
+        block = losses[start : start + every]
+        step = start + int(np.argmax(~np.isfinite(block)))  # the first one if all losses are finite
+        raise NonFiniteError(first + step, float(losses[step]), len(block), first)
+
+
+def _reset_spoiled(
+    learner: BaseLearner, is_bad: jax.Array, is_masked: jax.Array | None, traces: Traces
+) -> Traces:
+    """Reset the samples that are not finite after a skipped update, or NaN in a masked step.
+
+    Traces are read only if an update is skipped, or a state is NaN in a masked step. Initial values
+    are computed only then, since they may draw random numbers.
+    """
+
+    def reset(traces: Traces) -> Traces:
+        initial = list(learner.initial_values().values())
+        samples = _spoiled_samples(learner, is_bad, initial, traces)
+        learner.reset_samples(initial, samples)
+        return reset_traces(learner.compiled.trace_specs, traces, samples)
+
+    is_suspect = is_bad
+    if is_masked is not None:
+        states = values_of(learner.short_term_states.values())
+        has_nan = [jnp.any(x != x) for x in jax.tree.leaves(states)]  # also for random keys
+        is_suspect = is_bad | (is_masked & functools.reduce(jnp.logical_or, has_nan))
+    return user_step.run_if(is_suspect, reset, traces)
+
+
+def _spoiled_samples(
+    learner: BaseLearner, is_bad: jax.Array, initial: list[PyTree], traces: Traces
+) -> jax.Array:
+    """Return the samples that have a state or a trace with a bad number; see `_reset_spoiled`.
+
+    It is one flag for each, or one for all if samples cannot be reset separately.
+    """
+
+    def test(leaf: jax.Array, start: Any = 0.0) -> jax.Array:
+        # An infinity where the state starts at one is a running maximum.
+        return jnp.isnan(leaf) | (is_bad & jnp.isinf(leaf) & ~jnp.isinf(start))
+
+    flat, batch, traces = learner.graph.flat_state, learner.graph.batch, unpack(traces)
+    samples, of_states = batch.samples, []
+    is_apart = (flat is None or flat.samples == samples) and not batch.unclear
+    for (path, state), start in zip(learner.short_term_states.items(), initial, strict=True):
+        pairs = zip(jax.tree.leaves(state.value), jax.tree.leaves(start), strict=True)
+        for index, (leaf, first) in enumerate(pairs):
+            if jnp.issubdtype(leaf.dtype, jnp.inexact):
+                axis = batch.axis_at(path, index) if is_apart else None
+                others = tuple(a for a in range(leaf.ndim) if a != axis)
+                of_states.append(jnp.any(test(leaf, first), others))
+    if samples is not None and is_apart:
+        with contextlib.suppress(OptionError):  # they share a trace
+            of_traces = samples_with(test, learner.compiled.trace_specs, traces, samples)
+            return functools.reduce(jnp.logical_or, of_states, of_traces)
+    numbers = [x for x in jax.tree.leaves(traces) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.any(jnp.stack([jnp.any(x) for x in (*of_states, *map(test, numbers))]))
 
 
 # --- progress and logs

@@ -33,7 +33,7 @@ from .._graph.trace_spec import specs_of
 from .._jax import calls_back, every_equation, trace_state
 from .._model import add_to_states, leaves_by_var, whole_values, write_by_path
 from .._typing import Path, PyTree, path_name
-from .arguments import Options, read_arguments, unwrap
+from .arguments import read_arguments, unwrap
 
 if TYPE_CHECKING:
     from .base import BaseLearner
@@ -228,30 +228,26 @@ class Recorder:
             )
 
 
-def report_early_reads(learner: BaseLearner, probes: Collection[str]) -> None:
-    """Warn of states that ``step_fn`` reads before it calls the learner, and that have no trace.
+def untraced_reads(learner: BaseLearner, probes: Collection[str]) -> list[Diagnostic]:
+    """Return a warning for each state that is read before the call and that has no trace.
 
     ``probes`` are the perturbations that reach the loss.
     """
-    step, graph = learner.compiled, learner.graph
-    own = (leaf for leaf in graph.traced_states if leaf not in graph.read_late)
-    early = [leaf for leaf in own if pre_step_probe(leaf) in probes]
+    graph, step = learner.graph, learner.compiled
+    states = (leaf for leaf in graph.traced_states if leaf not in graph.read_late)
+    early = [leaf.name for leaf in states if pre_step_probe(leaf) in probes]
     if not early:
-        return
-    every, kept = (
-        {(spec.relation, spec.state) for spec in specs_of(specs)}
-        for specs in (step.method.trace_specs(graph, True), step.trace_specs)
-    )
+        return []
+    specs = step.method.trace_specs(graph, True), step.trace_specs
+    every, kept = ({(spec.relation, spec.state) for spec in specs_of(each)} for each in specs)
     without_trace = {state for _, state in every - kept}
-    for leaf in early:
-        if leaf.name in without_trace:
-            message = (
-                f"`step_fn` reads State '{leaf.name}' before it calls the learner. No later step "
-                "of the model reads this State, so it has no trace, and is a constant here. "
-                "Compile with a `window`, whose traces follow every hidden state."
-            )
-            found = Diagnostic("warning", "untraced-state", message, (leaf.name,))
-            publish([found], learner.compiler_options.strict)
+    message = (
+        "`step_fn` reads State '{}' before it calls the learner. No later step of the model reads "
+        "this State, so it has no trace, and is a constant here. Compile with a `window`, whose "
+        "traces follow every hidden state."
+    )
+    lost = [name for name in early if name in without_trace]
+    return [Diagnostic("warning", "untraced-state", message.format(n), (n,)) for n in lost]
 
 
 def run_step_function(
@@ -306,15 +302,6 @@ def example_slices(sequences: PyTree) -> PyTree:
 
 
 # --- losses
-
-
-def recorded_loss(
-    recorder: Recorder, options: Options, slices: tuple[PyTree, ...]
-) -> tuple[jax.Array, PyTree, Any]:
-    """Return the loss of a step, auxiliary results and records."""
-    result = run_step_function(options.step_fn, recorder, slices)
-    loss, aux = result if options.has_aux else (result, None)
-    return check_loss(loss), aux, recorder.records
 
 
 def check_loss(loss: PyTree) -> jax.Array:
