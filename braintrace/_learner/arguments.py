@@ -134,13 +134,7 @@ def _advice(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
 
 
 def example_arguments(graph: ETraceGraph, batch_size: int | None = None) -> Any:
-    """Return zeros like the arguments of ``update``, possibly for another batch size.
-
-    Raises
-    ------
-    ShapeError
-        If the model has no batch axis.
-    """
+    """Return zeros like the arguments of ``update``, possibly for another batch size."""
     traced, samples = graph.traced, graph.batch.samples
     old = samples if traced.batch_size is None else traced.batch_size
 
@@ -150,11 +144,6 @@ def example_arguments(graph: ETraceGraph, batch_size: int | None = None) -> Any:
             shape[shape.index(old)] = batch_size
         return jnp.zeros(shape, var.aval.dtype)
 
-    if batch_size is not None and old is None:
-        raise ShapeError(
-            "The states have other shapes than the model was compiled for, and it has no batch "
-            "axis: call `compile_graph` with an example of these shapes."
-        )
     return jax.tree.unflatten(traced.argument_tree, list(map(zeros, traced.argument_vars)))
 
 
@@ -219,9 +208,8 @@ def weights_of(mask: ArrayLike, steps: int) -> jax.Array:
     weights = jnp.asarray(mask, float)
     if weights.shape != (steps,):
         raise ShapeError(
-            f"`mask` has shape {weights.shape}; expected one weight per step, ({steps},). For a "
-            "weight of each sample, pass the weights as another sequence, and multiply the losses "
-            "of the samples in `step_fn`."
+            f"`mask` has shape {weights.shape}; expected one weight per step, ({steps},). Pass "
+            "weights of samples as another sequence, and multiply by them in `step_fn`."
         )
     return weights
 

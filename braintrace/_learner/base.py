@@ -114,10 +114,7 @@ class BaseLearner(brainstate.nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("traces", "carried"):
-            raise NotInitializedError(
-                f"This {type(self).__name__} has no `traces` yet: call `compile_graph` with an "
-                "example input first."
-            )
+            raise NotInitializedError("There are no traces yet: call `compile_graph` first.")
         raise missing("Learner", name)
 
     # --- the compiled model
@@ -131,10 +128,7 @@ class BaseLearner(brainstate.nn.Module):
     def compiled(self) -> CompiledStep:
         """The step compiled for the current shapes of the States."""
         if self.step is None:
-            raise NotCompiledError(
-                f"Call `compile_graph` with an example input before using this "
-                f"{type(self).__name__}."
-            )
+            raise NotCompiledError("Call `compile_graph` with an example input first.")
         return self.step
 
     @property
@@ -238,8 +232,8 @@ class BaseLearner(brainstate.nn.Module):
         is_other = step.carried_types != now.carried_types
         if is_other and (is_given or not self.carried.is_zero):
             raise OptionError(
-                f"The current traces of `{type(self.module).__name__}` are not those that {what} "
-                "needs. Compile with it: give `window` to `compile`, or call `compile_graph`."
+                f"The current traces are not those that {what} needs. Compile with it: give "
+                "`window` to `compile`, or call `compile_graph`."
             )
         self.use(step)
         if is_other:

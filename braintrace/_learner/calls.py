@@ -171,8 +171,7 @@ def etrace_online(
         these steps, which run as chunks (see `etrace_grad`). The last block of a call may be
         shorter. ``update_fn`` receives the auxiliary results of the block.
     window
-        As for `etrace_grad`, from the first step of each block. It must divide ``every``, so that
-        no window spans an update. With ``every=1`` it can only be 1.
+        As for `etrace_grad`, from the first step of each block: no window spans an update.
     mask
         Weights ``(T,)`` of the steps' losses, as for `etrace_grad`, in the mean of each block. If
         all steps of a block have weight 0, there is no update of parameters or optimizer.
@@ -210,8 +209,8 @@ def etrace_online(
     OptionError
         For a ``step_fn`` that does not call the learner exactly once, writes a parameter or a
         hidden state, or returns no scalar; for an ``update_fn`` that calls the learner or writes
-        hidden states or traces; for another ``optimizer`` than the one whose state the learner has;
-        and for a ``window`` that does not divide ``every``.
+        hidden states or traces; and for another ``optimizer`` than the one whose state the learner
+        has.
     NonFiniteError
         See ``nonfinite``. The learner is in the state before the call, or before its last block.
 

@@ -237,10 +237,9 @@ class CarriedTraces(brainstate.ShortTermState):
             pairs = zip(followed, now, self.left, strict=True)
             path = next(path for path, one, own in pairs if one is not own)
             raise LostTracesError(
-                f"State '{path_name(path)}' was written since the learner's last call, but the "
-                "traces belong to its previous value. Call `learner.reset_state()` to start a new "
-                "sequence, and write initial values after it; write a State during a sequence in "
-                "`update` of the model."
+                f"State '{path_name(path)}' was written since the learner's last call, and the "
+                "traces belong to its previous value. Call `learner.reset_state()`, and write "
+                "initial values after it; within a sequence, write States in `update`."
             )
 
     def advance(
@@ -336,11 +335,10 @@ def starts_of(filters: Sequence[StateLeaf]) -> dict[Path, jax.Array]:
 
 
 RAW = (
-    "A learner is called inside a transformation of JAX such as `jax.jit` or `jax.lax.scan`, which "
-    "does not carry States from call to call. Use its pure functions, in two lines:\n"
+    "A learner is called inside a transformation of JAX, which does not carry States. Use one of "
+    "`brainstate.transform`, or its pure functions:\n"
     "    pure = learner.functional()  # outside; start with state = pure.state()\n"
-    "    state, output = pure.step(state, x)  # inside\n"
-    "or the transformation of brainstate, such as `brainstate.transform.jit`, `grad` or `for_loop`."
+    "    state, output = pure.step(state, x)  # inside"
 )
 
 # --- the optimizer
@@ -399,15 +397,10 @@ class LearnerOptimizer(brainstate.graph.Node):
             return
         if held is None and (_brainstate.is_watched() or not creates):
             raise OptionError(
-                "The state of `optimizer` would be created inside a transformation or a pure "
-                "function, which cannot store it: call `learner.init_optimizer(optimizer)` before."
+                "A transformation or a pure function cannot store the state of `optimizer`: call "
+                "`learner.init_optimizer(optimizer)` before."
             )
-        with in_words(
-            lambda: (
-                "`optimizer` is not an `optax.GradientTransformation`, or its `init` fails for "
-                "the parameters. Of another optimizer, pass `update_fn=optimizer.update`"
-            )
-        ):
+        with in_words(lambda: "`optimizer.init`; of States, pass `update_fn=optimizer.update`"):
             fresh = functools.partial(optimizer.init, parameters())
             start = fresh() if held is None else jax.eval_shape(fresh)
         if held is None:
@@ -439,12 +432,10 @@ class LearnerOptimizer(brainstate.graph.Node):
             skips, step = bad[0]
             warnings.warn(
                 f"A loss or gradient is NaN or infinite, first at step {step} of "
-                f"{'this' if len(skips) > 1 else 'a'} call. Updates skipped: {count}. Samples with "
-                "non-finite states or traces were reset. If an input has gaps that are NaN, fill "
-                "them (`jnp.nan_to_num`). A skipped update changes neither parameters nor "
-                "optimizer, and `learner.skipped_updates` counts it; the next warning follows at "
-                "the next power of ten. `nonfinite='raise'` stops at the first, and "
-                "`nonfinite='ignore'` updates nevertheless.",
+                f"{'this' if len(skips) > 1 else 'a'} call. Updates skipped: {count}; the next "
+                "warning follows at the next power of ten. Samples with non-finite states or "
+                "traces were reset. If an input has gaps that are NaN, fill them "
+                "(`jnp.nan_to_num`). See `nonfinite` of `etrace_online`.",
                 NonFiniteWarning,
                 stacklevel=5,  # the line that calls `etrace_online`
             )

@@ -336,8 +336,8 @@ def choose_by_path(learner: Learner, rules: Mapping[Any, Any]) -> None:
     if {rule.jacobian for rule in composed.rules.values()} - {"none", "elementwise"}:
         listed = ", ".join(f"{name} ({rule.jacobian})" for name, rule in composed.rules.items())
         raise OptionError(
-            f"`rules` combines incompatible algorithms: {listed}. All weights of a model share the "
-            "paths between states: use algorithms of the kind 'elementwise', or `Immediate`."
+            f"`rules` combines incompatible algorithms: {listed}. Use algorithms of the kind "
+            "'elementwise', or `Immediate`."
         )
     learner.method, names = composed, dict[str, list[str]]()
     for path in paths:

@@ -157,7 +157,7 @@ class Places(dict[int, tuple[str, Path]]):
             return
         if (field, path) in self.states:
             raise OptionError(
-                f"'{path_name(path)}' is the name of another State: choose a different name for "
+                f"'{path_name(path)}' is the name of another State: choose another name for "
                 f"`{path[0]}` in `learner.functional`."
             )
         self[id(state)], self.states[field, path] = (field, path), state
@@ -173,9 +173,8 @@ class Places(dict[int, tuple[str, Path]]):
         """Return the value of a State in a learner state, with keys instead of their data."""
         if id(of) not in self:
             raise OptionError(
-                f"`step_fn` or `update_fn` uses a State that the state of the learner does not "
-                f"have: {shown(of)} of {shown(of.value)}. Pass its holder under a name: "
-                "`learner.functional(optimizer=optimizer)`."
+                f"`step_fn` or `update_fn` uses another State, {shown(of)} of {shown(of.value)}. "
+                "Pass its holder under a name: `learner.functional(optimizer=optimizer)`."
             )
         field, path = self[id(of)]
         entries = getattr(state, field)
@@ -197,9 +196,8 @@ class Places(dict[int, tuple[str, Path]]):
         """Refuse a value that does not fit a learner as its state."""
         if state.rule != rule:
             raise OptionError(
-                f"This state belongs to a learner with `{state.rule}`, but this learner has "
-                f"`{rule}`: their traces differ, even if they have the same names. Compile the "
-                "model with the same rule and options, or take only the parameters."
+                f"This state belongs to a learner with `{state.rule}`; this learner has `{rule}`. "
+                "Compile with the same rule and options, or take only the parameters."
             )
         own = self.state(traces, rule)
         # The optimizer is compared only if both have one: the learner may not know it yet.
@@ -210,8 +208,7 @@ class Places(dict[int, tuple[str, Path]]):
         if lines := differences(*both):
             raise ShapeError(
                 f"This state does not belong to this learner:{''.join(lines)}\nUse the state of "
-                "the same model, learner, batch and options; for another batch call `reset_state` "
-                "of the learner with its size first."
+                "the same model and options; for another batch, call `reset_state` first."
             )
 
 
@@ -334,8 +331,7 @@ class FunctionalLearner:
         has_optimizer = state.optimizer is not None
         if has_optimizer and _brainstate.peek(optimizer.transformed) is None:
             raise OptionError(
-                "`state` has the state of an optimizer, and this learner has no optimizer: call "
-                "`learner.init_optimizer(optimizer)` first."
+                "`state` has the state of an optimizer: call `learner.init_optimizer` first."
             )
         states = places.states.items()
         kept = [each for place, each in states if has_optimizer or place[0] != "optimizer"]

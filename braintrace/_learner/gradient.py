@@ -51,10 +51,9 @@ from .chunks import Chunks, over_chunks, steps_of
 from .program import Arguments, Program, Result
 
 NO_DERIVATIVE = (
-    "The results of `etrace_grad`, `etrace_online` or `etrace_evolve` are differentiated, but they "
-    "are computed from traces and residuals that are held constant. Pass them through "
-    "`jax.lax.stop_gradient`, call the learner step by step, or differentiate `predict`: this is "
-    "backpropagation through time."
+    "The results of `etrace_grad`, `etrace_online` and `etrace_evolve` have no derivative. Pass "
+    "them through `jax.lax.stop_gradient`, call the learner step by step, or differentiate "
+    "`predict`: this is backpropagation through time."
 )
 
 MOST_COPIED_BYTES = 2**16
@@ -444,6 +443,5 @@ def _check_fixed_weights(learner: BaseLearner) -> None:
         for path in learner.short_term_states.keys() & held:
             raise OptionError(
                 f"The weight of '{key}' is computed from State '{path_name(path)}', which `reset` "
-                "initialises. Weights are fixed within a sequence: reset it between the calls, or "
-                "make it a `brainstate.LongTermState`, which a reset keeps."
+                "initialises. Reset it between the calls, or make it a `brainstate.LongTermState`."
             )

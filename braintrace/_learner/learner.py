@@ -85,9 +85,8 @@ class Learner(BaseLearner):
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise NotPicklableError(
-            "A learner contains compiled programs and cannot be pickled: use "
-            "`braintrace.save(folder, learner)`, and `braintrace.restore` into a learner that is "
-            "built in the same way."
+            "A learner has compiled programs: use `braintrace.save(folder, learner)`, and "
+            "`braintrace.restore` into a learner that is built in the same way."
         )
 
     etrace_grad = calls.etrace_grad

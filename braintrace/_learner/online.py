@@ -53,18 +53,11 @@ class OnlineLearning(Program):
         if (options.update_fn is None) == (options.optimizer is None):
             raise OptionError(
                 f"`update_fn` is {shown(options.update_fn)} and `optimizer` is "
-                f"{shown(options.optimizer)}; expected one of them, which changes the parameters "
-                "after a step. In an `update_fn`, you can call an optimizer."
-            )
-        window = learner.window_of(options.window)
-        if window is not None and options.every % window:
-            raise OptionError(
-                f"`window` is {window} and `every` is {options.every}: no window spans an update. "
-                "Give a `window` that divides `every`."
+                f"{shown(options.optimizer)}; expected one of them."
             )
         self._length = min(options.every, steps_of(sequences))
         cut = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
-        own = Options(step_fn=options.step_fn, window=window, has_aux=options.has_aux)
+        own = Options(step_fn=options.step_fn, window=options.window, has_aux=options.has_aux)
         block = Arguments(*cut, initial)
         self._block = SequenceGradient(learner, own, block, is_one_step=options.every == 1)
         self._slices = user_step.example_slices((sequences, flags, mask))
@@ -172,9 +165,8 @@ class OnlineLearning(Program):
         path = written()
         if path is not None:
             raise OptionError(
-                f"`update_fn` writes the hidden State '{path_name(path)}', and traces do not "
-                "follow this write. Change it in `update` of the model; to start a new sequence, "
-                "use `reset`."
+                f"`update_fn` writes the hidden State '{path_name(path)}', which no trace follows. "
+                "Write it in `update` of the model; to start a new sequence, use `reset`."
             )
         if nonfinite == "skip":
             learner.held_optimizer.skipped.value += is_bad

@@ -87,9 +87,8 @@ class Program:
     ) -> None:
         if any(state is learner.carried for state in states):
             raise OptionError(
-                "`step_fn` or `update_fn` reads or writes the State of the traces, which "
-                "is not available during a call. `update_fn` can read the traces after the step "
-                "as `learner.traces.value`; to start a new sequence, use `reset`."
+                "`step_fn` or `update_fn` reads or writes the State of the traces, which is not "
+                "available during a call. To start a new sequence, use `reset`."
             )
         self.states, self.is_written = states, is_written
         self.written = list(itertools.compress(states, is_written))

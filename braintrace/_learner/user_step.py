@@ -202,9 +202,8 @@ class Recorder:
         """Run one step, which reads and writes the model's States."""
         if trace_state() != self._trace:
             raise OptionError(
-                "`step_fn` calls the learner inside a compiled function, branch or loop. Call the "
-                "learner directly, since the whole step is compiled, and return results with "
-                "`has_aux=True`."
+                "`step_fn` calls the learner inside a compiled function, branch or loop. Call it "
+                "directly: the whole step is compiled."
             )
         self.check_states()
         graph, states = self.learner.graph, self.learner.states_of_step
@@ -221,10 +220,9 @@ class Recorder:
         path = self._first_written()
         if path is not None:
             raise OptionError(
-                f"`step_fn` writes the State '{path_name(path)}'. A parameter, and a State that a "
-                "weight is computed from, is fixed during a step: change it between the calls, or "
-                "in `update_fn`. Traces do not follow a write of a hidden state: change "
-                "it in `update` of the model; to start a new sequence, use `reset`."
+                f"`step_fn` writes the State '{path_name(path)}'. Write a parameter, and a State "
+                "that a weight is computed from, between the calls or in `update_fn`, and a hidden "
+                "state in `update` of the model; to start a new sequence, use `reset`."
             )
 
 
@@ -242,9 +240,8 @@ def untraced_reads(learner: BaseLearner, probes: Collection[str]) -> list[Diagno
     every, kept = ({(spec.relation, spec.state) for spec in specs_of(each)} for each in specs)
     without_trace = {state for _, state in every - kept}
     message = (
-        "`step_fn` reads State '{}' before it calls the learner. No later step of the model reads "
-        "this State, so it has no trace, and is a constant here. Compile with a `window`, whose "
-        "traces follow every hidden state."
+        "`step_fn` reads State '{}' before it calls the learner. It has no trace, since no later "
+        "step of the model reads it, and is a constant here, but not with a `window`."
     )
     lost = [name for name in early if name in without_trace]
     return [Diagnostic("warning", "untraced-state", message.format(n), (n,)) for n in lost]
