@@ -218,9 +218,7 @@ def add_to_states(
 # --- initial values
 
 
-def fresh_values(
-    model: brainstate.nn.Module, mapped: bool, size: Size, options: dict[str, Any]
-) -> Values:
+def fresh_values(model: brainstate.nn.Module, mapped: bool, size: Size) -> Values:
     """Return the initial values of all short-term States, without changing the model."""
     twin = brainstate.graph.clone(model)
     states = model.states()
@@ -228,7 +226,7 @@ def fresh_values(
         if not isinstance(state, brainstate.ShortTermState):
             state.value = states[path].value  # transformations observe the read
     arguments = {} if mapped or size is None else {"batch_size": size}
-    initialise(twin, **arguments, **options)
+    initialise(twin, **arguments)
     values = {
         tuple(path): strongly_typed(state.value)
         for path, state in twin.states(brainstate.ShortTermState).items()
@@ -257,10 +255,10 @@ class InitialValues:
         self._model, self._is_mapped = model, is_mapped
         self._made: dict[Size, Initialiser] = {}
 
-    def __call__(self, size: Size, options: dict[str, Any]) -> Values:
+    def __call__(self, size: Size) -> Values:
         """Return the initial values for a batch size."""
-        if options or is_watched():
-            return fresh_values(self._model, self._is_mapped, size, options)
+        if is_watched():
+            return fresh_values(self._model, self._is_mapped, size)
         return self.initialiser(size)()
 
     def size_of(self, samples: Size, shapes: Shapes) -> Size:
@@ -305,7 +303,7 @@ class Initialiser:
     """Initial values of one model for one batch size, as a compiled function of States."""
 
     def __init__(self, model: brainstate.nn.Module, mapped: bool, size: Size) -> None:
-        found = trace_stateful(lambda: fresh_values(model, mapped, size, {}))
+        found = trace_stateful(lambda: fresh_values(model, mapped, size))
         self.states, (values, _) = found.states, found.result_shapes
         self._paths, self.shapes = list(values), shapes_of(values)
         self._run = jax.jit(lambda states: _as_list(found.call(states)))

@@ -108,7 +108,7 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
                 f"for {tuple(shape)}. {_advice(value.shape, shape)}"
             )
         if value.dtype != dtype:
-            casting = "safe" if jnp.issubdtype(dtype, jnp.integer) else "same_kind"
+            casting: Any = "safe" if jnp.issubdtype(dtype, jnp.integer) else "same_kind"
             if not jnp.can_cast(value.dtype, dtype, casting):
                 raise DtypeError(
                     f"Argument `{name}` of `update` has dtype {value.dtype}; the model was "
@@ -265,11 +265,8 @@ class FunctionKey(NamedTuple):
     reads_tracers: bool
 
 
-PARTS_OF_KEY, READS_TRACERS = operator.itemgetter(0), operator.itemgetter(2)
-
-
-def key_of(function: Callable[..., Any]) -> FunctionKey:
-    """Return the cache key of a function.
+def key_of(*functions: Any) -> FunctionKey:
+    """Return the cache key of some functions; a key that is known may take the place of one.
 
     A function is traced once, as by ``jax.jit``. A lambda that is written in a call is another
     object every time, with the same code: its key consists of its code, of the values that it holds
@@ -279,11 +276,14 @@ def key_of(function: Callable[..., Any]) -> FunctionKey:
     objects by identity.
     """
     key, held, seen = list[Hashable](), list[Any](), dict[int, int]()
-    stack: list[tuple[Any, bool]] = [(function, False)]
+    stack: list[tuple[Any, bool]] = list(zip(functions, itertools.repeat(False)))
     reads_tracers = False
     while stack:
         value, is_global = stack.pop()
-        if isinstance(value, BY_VALUE):
+        if isinstance(value, FunctionKey):
+            key.append(value.parts)
+            held.append(value)
+        elif isinstance(value, BY_VALUE):
             key.append((type(value), repr(value)))  # 0.0 is not -0.0, and NaN is NaN
         elif isinstance(value, types.CodeType):
             key.append(value)

@@ -190,7 +190,7 @@ class BaseLearner(brainstate.nn.Module):
         brainstate.random.DEFAULT.value  # noqa: B018  created here, outside of every trace
         for state in states.values():
             state.value = strongly_typed(state.value)
-        mapped = self.initial(batch_size, {}) if self.is_mapped else None
+        mapped = self.initial(batch_size) if self.is_mapped else None
         shapes = _model.shapes_of(mapped or _model.values_by_path(states))
         # A window's gradient passes coupled elements, and reaches states whose trace is not read.
         purpose = Purpose(shapes, _model.settings(), self.window is not None)
@@ -306,13 +306,13 @@ class BaseLearner(brainstate.nn.Module):
             _model.shapes_of(_model.values_by_path(states)),
         )
 
-    def initial_values(self, batch_size: int | None = None, /, **options: Any) -> dict[Path, Any]:
-        """Return the initial values of short-term States; options are those of `reset_state`."""
-        return self._with_filters(self.initial_of_model(batch_size, options))
+    def initial_values(self, batch_size: int | None = None) -> Values:
+        """Return the initial values of short-term States."""
+        return self._with_filters(self.initial_of_model(batch_size))
 
-    def initial_of_model(self, batch_size: int | None, options: dict[str, Any]) -> dict[Path, Any]:
+    def initial_of_model(self, batch_size: int | None) -> Values:
         """Return the same without the filters of readouts."""
-        return self.initial(self.size_of_init() if batch_size is None else batch_size, options)
+        return self.initial(self.size_of_init() if batch_size is None else batch_size)
 
     def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
         """Return the States that `initial_values` depends on, and its pure function."""
@@ -375,8 +375,8 @@ class BaseLearner(brainstate.nn.Module):
         streams = core_traces.outliving(self.compiled.trace_specs)
         if not streams:
             return Zero()
-        now, fresh = core_traces.unpack(before()), core_traces.unpack(self.zero_traces())
-        fresh |= {key: now[key] for key in streams if key in now}
+        now, zeros = core_traces.unpack(before()), core_traces.unpack(self.zero_traces())
+        fresh = {**zeros, **{key: now[key] for key in streams if key in now}}
         return core_traces.pack(fresh, self.carried.pairs())
 
     def begin_sequence(self, before: Callable[[], Traces] | None = None) -> None:

@@ -6,7 +6,7 @@ The methods run whole sequences, in which time is axis 0.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
@@ -20,8 +20,6 @@ from .._jax import own_copy
 from .._jax_kernels import for_devices
 from .._typing import PyTree
 from .arguments import (
-    PARTS_OF_KEY,
-    READS_TRACERS,
     STATIC,
     FunctionKey,
     MultiStepData,
@@ -327,6 +325,8 @@ METHODS: dict[str, Callable[[BaseLearner, Options, Arguments], Program]] = {
     "predict": Prediction,
 }
 
+NO_FUNCTION = key_of()
+
 MOST_KEPT = 32
 """Maximum number of programs that a learner keeps. A program belongs to a step function with shapes
 and options. Users call a few of them. Each contains executables of several megabytes and the
@@ -334,18 +334,14 @@ captured values of the function."""
 
 
 def cached_program(
-    learner: BaseLearner,
-    functions: Sequence[FunctionKey],
-    kind: str,
-    rest: Any,
-    make: Callable[[], Program],
+    learner: BaseLearner, kind: str, functions: FunctionKey, rest: Any, make: Callable[[], Program]
 ) -> Program:
-    """Return the program for a kind of call, the keys of functions, and the rest of a key."""
+    """Return the program for a kind of call, the key of its functions, and the rest of a key."""
     states = tuple(map(id, learner.current_states().values()))
     step, mesh = learner.compiled, jax.sharding.get_abstract_mesh()
     context = step.placement, mesh if mesh.manual_axes else None, states
-    key: Hashable = (tuple(map(PARTS_OF_KEY, functions)), *context, *rest, (kind, step.graph))
-    if any(map(READS_TRACERS, functions)):
+    key: Hashable = (functions.parts, *context, *rest, (kind, step.graph))
+    if functions.reads_tracers:
         return make().compile(key, functions)  # the enclosing transformation compiles it
     kept = learner.programs.value
     program = kept.pop(key, None) or make().compile(key, functions)
@@ -381,17 +377,16 @@ def find_program(
         with for_devices(None if placement is None else placement.devices):
             return METHODS[method](learner, options, arguments)
 
-    functions = list(map(key_of, filter(None, (options.step_fn, options.update_fn))))
-    if options.optimizer is not None:
-        functions.append(learner.held_optimizer.begun.value[1])
-    return cached_program(learner, functions, method, rest, make), arguments, steps
+    begun = None if options.optimizer is None else learner.held_optimizer.begun.value[1]
+    functions = key_of(options.step_fn, options.update_fn, begun)
+    return cached_program(learner, method, functions, rest, make), arguments, steps
 
 
 def find_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> tuple[Program, Arguments]:
     """Return the program of one step, or of the steps of `MultiStepData`, and its arguments."""
     has_steps = any(isinstance(each, MultiStepData) for each in arguments)
     make = functools.partial(Call, learner, has_steps)
-    program = cached_program(learner, [], "call", (has_steps,), make)
+    program = cached_program(learner, "call", NO_FUNCTION, (has_steps,), make)
     return program, Arguments(jax.tree.map(own_copy, unwrap(arguments)))
 
 

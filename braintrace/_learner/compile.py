@@ -326,8 +326,22 @@ def choose_by_path(learner: Learner, rules: Mapping[Any, Any]) -> None:
     OptionError
         If a key of ``rules`` fits no parameter, or the rules cannot be combined.
     """
-    paths = list(learner.module.states(brainstate.ParamState))
-    parts = [_part(learner.module, paths, given, rule) for given, rule in rules.items()]
+    model, parts = learner.module, []
+    paths = list(model.states(brainstate.ParamState))
+    for given, rule in rules.items():
+        (algorithm, options), fits = rule_and_options(rule), path_filter(given)
+        where = f"rules[{shown(given)}]"
+        if common := options.keys() & options_of(Learner).keys():
+            raise OptionError(
+                f"`{where}` has {quoted(sorted(common))}, for all weights of a model: pass this to "
+                "`compile`."
+            )
+        if not any(map(fits, paths)):
+            raise OptionError(
+                f"`{where}` matches no parameter of `{type(model).__name__}`; its parameters are "
+                f"{quoted(list(map(path_name, paths)))}."
+            )
+        parts.append(_part_of(algorithm_of(algorithm, where)(model, **options), fits))
     parts.append(_part_of(learner, lambda path: True))
     learner.readout_filters = any(part.has_filters for part in parts)
     composed = _rules.ComposedTraces(tuple(parts))
@@ -343,21 +357,6 @@ def choose_by_path(learner: Learner, rules: Mapping[Any, Any]) -> None:
     for path in paths:
         names.setdefault(composed.of_path(path).name, []).append(path_name(path))
     learner.rule = "; ".join(f"{rule} of {quoted(own)}" for rule, own in names.items())
-
-
-def _part(model: brainstate.nn.Module, paths: list[Path], given: Any, rule: Any) -> _rules.Part:
-    (algorithm, options), fits = rule_and_options(rule), path_filter(given)
-    if common := options.keys() & options_of(Learner).keys():
-        raise OptionError(
-            f"`rules[{shown(given)}]` has {quoted(sorted(common))}, for all weights of a model: "
-            "pass this to `compile`."
-        )
-    if not any(map(fits, paths)):
-        raise OptionError(
-            f"`rules` has {shown(given)}, which matches no parameter of "
-            f"`{type(model).__name__}`; its parameters are {quoted(list(map(path_name, paths)))}."
-        )
-    return _part_of(algorithm_of(algorithm, f"rules[{shown(given)}]")(model, **options), fits)
 
 
 def _part_of(learner: Learner, fits: Callable[[Path], bool]) -> _rules.Part:

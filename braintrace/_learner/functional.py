@@ -33,6 +33,26 @@ from .program import Arguments, Program
 BY_PATH = ("parameters", "hidden", "others", "random")
 
 
+@functools.lru_cache(maxsize=1000)
+def _in_order(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return paths in the order of their printed names, since some paths cannot be sorted."""
+    return tuple(sorted(paths, key=path_name))
+
+
+class _ByPath(dict[Path, PyTree]):
+    """A field of a state as a pytree with names."""
+
+
+def _flatten(field: _ByPath) -> tuple[list[tuple[PyTree, PyTree]], tuple[Path, ...]]:
+    paths = _in_order(tuple(field))
+    return [(jax.tree_util.DictKey(path_name(path)), field[path]) for path in paths], paths
+
+
+jax.tree_util.register_pytree_with_keys(
+    _ByPath, _flatten, lambda paths, values: _ByPath(zip(paths, values, strict=True))
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class LearnerState:
     """The complete state of a learner: a pytree, created by `FunctionalLearner.state`.
@@ -90,40 +110,12 @@ class LearnerState:
     rule: str = ""
     optimizer: PyTree = None
 
-
-# --- as a pytree
-
-
-@functools.lru_cache(maxsize=1000)
-def _in_order(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return paths in the order of their printed names, since some paths cannot be sorted."""
-    return tuple(sorted(paths, key=path_name))
+    def __post_init__(self) -> None:
+        vars(self).update({name: _ByPath(getattr(self, name)) for name in BY_PATH})
 
 
-class _ByPath(dict[Path, PyTree]):
-    """A field of a state as a pytree with names."""
+jax.tree_util.register_dataclass(LearnerState, [*BY_PATH, "optimizer", "traces"], ["rule"])
 
-
-def _flatten_field(field: _ByPath) -> tuple[list[tuple[PyTree, PyTree]], tuple[Path, ...]]:
-    paths = _in_order(tuple(field))
-    return [(jax.tree_util.DictKey(path_name(path)), field[path]) for path in paths], paths
-
-
-def _flatten(state: LearnerState) -> tuple[list[tuple[PyTree, PyTree]], str]:
-    children = {name: _ByPath(getattr(state, name)) for name in BY_PATH}
-    children |= {"optimizer": state.optimizer, "traces": state.traces}
-    return [(jax.tree_util.DictKey(name), child) for name, child in children.items()], state.rule
-
-
-def _unflatten(rule: str, children: Iterable[PyTree]) -> LearnerState:
-    *fields, optimizer, traces = children
-    return LearnerState(*map(dict, fields), traces, rule, optimizer)  # type: ignore[arg-type]
-
-
-jax.tree_util.register_pytree_with_keys(
-    _ByPath, _flatten_field, lambda paths, values: _ByPath(zip(paths, values, strict=True))
-)
-jax.tree_util.register_pytree_with_keys(LearnerState, _flatten, _unflatten)
 
 # --- values of States as its entries
 

@@ -136,9 +136,7 @@ class Learner(BaseLearner):
             return interceptor(*arguments)
         return calls.advance(self, *calls.find_call(self, arguments))[0]
 
-    def reset_state(
-        self, batch_size: int | None = None, *, where: Any = None, **kwargs: Any
-    ) -> None:
+    def reset_state(self, batch_size: int | None = None, *, where: Any = None) -> None:
         """Start a new sequence: reset states to their initial values, and traces to zero.
 
         You can call it in your own loop (also inside ``brainstate.transform.jit``, ``for_loop`` and
@@ -152,8 +150,6 @@ class Learner(BaseLearner):
         where
             Booleans ``(batch,)``: the samples that are reset. Other samples continue. States
             without a batch axis continue unless all flags are set. ``None``: all samples.
-        **kwargs
-            Other arguments of ``init_state``, which brainstate passes to every module.
 
         Raises
         ------
@@ -169,17 +165,17 @@ class Learner(BaseLearner):
         if where is not None or not is_outside:  # traces of other keys cannot be made inside
             self.current_states()
         if where is not None:
-            return self._reset_some(where, kwargs)
+            return self._reset_some(where)
         if any(map(is_lost, self.states_of_model.values())):
             # A transformation of the user has created them, so they cannot be written any more.
             mapped = self.graph.traced.batch_size
             batch_size = batch_size or mapped or self.graph.batch.samples
             given = {} if mapped or batch_size is None else {"batch_size": batch_size}
-            initialise(self.module, **given, **kwargs)
+            initialise(self.module, **given)
         if self.samples_of_model is not None and batch_size is not None:
             self.samples_of_model = batch_size
         with in_words(lambda: f"`reset_state` runs `init_state` of `{type(self.module).__name__}`"):
-            values = self.initial_of_model(batch_size, kwargs)
+            values = self.initial_of_model(batch_size)
         step = self.step_at(values, batch_size)
 
         def write() -> None:
@@ -190,10 +186,10 @@ class Learner(BaseLearner):
         carried.complete(write, is_outside)
         self.place()
 
-    def _reset_some(self, where: Any, options: dict[str, Any]) -> None:
+    def _reset_some(self, where: Any) -> None:
         states, carried, is_outside = self.short_term_states, self.carried, not is_watched()
         flags = check_flags("where", where, self.graph.batch)
-        fresh = self.initial_values(**options)
+        fresh = self.initial_values()
         values = self.reset_values(values_by_path(states), fresh, flags)
         after = None if carried.is_zero else self.compiled.reset(carried.arrays(), flags)
         changes = states.values(), list(values.values()), after, is_outside

@@ -56,9 +56,9 @@ class OnlineLearning(Program):
                 f"{shown(options.optimizer)}; expected one of them."
             )
         self._length = min(options.every, steps_of(sequences))
-        cut = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
+        first = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
         own = Options(step_fn=options.step_fn, window=options.window, has_aux=options.has_aux)
-        block = Arguments(*cut, initial)
+        block = Arguments(first[0], first[1], first[2], initial)
         self._block = SequenceGradient(learner, own, block, is_one_step=options.every == 1)
         self._slices = user_step.example_slices((sequences, flags, mask))
         self._initial = jax.eval_shape(lambda: initial)
@@ -80,9 +80,9 @@ class OnlineLearning(Program):
 
         The gradient is that of the mean loss of the block, as of a separate sequence.
         """
-        learner, block, (slices, reset, weights) = self._learner, self._block, inputs
+        block, (slices, reset, weights) = self._block, inputs
         if reset is not None and self._options.every == 1:  # weights may be computed from States
-            learner.reset_samples(initial, reset[0])
+            self._learner.reset_samples(initial, reset[0])
         values = [state.value for state in block.states]
         arguments = Arguments(slices, weights, reset, [] if reset is None else initial)
         (results, _), written, after = block.run(values, traces, arguments)
