@@ -69,6 +69,7 @@ class CompiledStep:
         self.placement: Placement | None = None  # on a mesh
         if self.purpose.data is not None:
             self.placement = placement_of(self.graph, self.trace_specs, self.purpose.data)
+        self.devices = None if self.placement is None else self.placement.devices
 
     @property
     def carried_types(self) -> tuple[PyTree, PyTree]:

@@ -373,8 +373,7 @@ def find_program(
     rest = options[STATIC], mask is not None, None if flags is None else flags.ndim, *types
 
     def make() -> Program:
-        placement = learner.placement
-        with for_devices(None if placement is None else placement.devices):
+        with for_devices(learner.compiled.devices):
             return METHODS[method](learner, options, arguments)
 
     begun = None if options.optimizer is None else learner.held_optimizer.begun.value[1]

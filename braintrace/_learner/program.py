@@ -93,6 +93,7 @@ class Program:
         self.states, self.is_written = states, is_written
         self.written = list(itertools.compress(states, is_written))
         self.followed, self.placement = learner.followed, learner.placement
+        self.devices = learner.compiled.devices
         self.cuts: dict[tuple[int, bool], Chunks] = {}
         paths = {id(state): path for path, state in learner.states_of_step.items()}
         self.paths = [paths.get(id(state)) for state in states]
@@ -147,17 +148,14 @@ class Program:
                 jax.lax.stop_gradient(v) if isinstance(s, brainstate.ShortTermState) else v
                 for s, v in zip(self.states, values, strict=True)
             ]
-        with self._devices():
+        with for_devices(self.devices):
             results, written, after = self.run(values, traces, arguments)
         return results, written, self._on_mesh(after)
 
     def _finished(self, sources: PyTree, before: Traces | Zero) -> Any:
-        with self._devices():
+        with for_devices(self.devices):
             after = self.finish(sources, None if isinstance(before, Zero) else before)
         return self._on_mesh(after)
-
-    def _devices(self) -> Any:
-        return for_devices(None if self.placement is None else self.placement.devices)
 
     def _on_mesh(self, traces: Any) -> Any:
         if traces is None or self.placement is None:
