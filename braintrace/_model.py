@@ -1,7 +1,8 @@
 """A brainstate module as values by path: its States, their leaves, and their initial values."""
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import brainstate
@@ -19,15 +20,30 @@ from ._jax import Var, strongly_typed, to_array
 from ._typing import Path, path_name
 
 States: TypeAlias = Mapping[Path, brainstate.State]
-Values: TypeAlias = dict[Path, Any]
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 Size: TypeAlias = int | None
 """A batch size; ``None``: the default of ``init_state``."""
 
-InitialFunction: TypeAlias = Callable[[Sequence[Any]], tuple[Sequence[Any], Values]]
-"""``values of States -> (new values or None, initial values by path)``."""
 
+class Values(dict[Path, Any]):
+    """Values of States by path: a pytree, also of paths with names and numbers."""
+
+
+@functools.lru_cache(maxsize=1000)
+def _in_order(paths: tuple[Path, ...]) -> tuple[Path, ...]:
+    """Return paths in the order of their printed names, since some paths cannot be sorted."""
+    return tuple(sorted(paths, key=path_name))
+
+
+def _flatten(values: Values) -> tuple[list[tuple[Any, Any]], tuple[Path, ...]]:
+    paths = _in_order(tuple(values))
+    return [(jax.tree_util.DictKey(path_name(path)), values[path]) for path in paths], paths
+
+
+jax.tree_util.register_pytree_with_keys(
+    Values, _flatten, lambda paths, values: Values(zip(paths, values, strict=True))
+)
 
 # --- States
 
@@ -221,16 +237,14 @@ def add_to_states(
 def fresh_values(model: brainstate.nn.Module, mapped: bool, size: Size) -> Values:
     """Return the initial values of all short-term States, without changing the model."""
     twin = brainstate.graph.clone(model)
-    states = model.states()
+    now = model.states()
     for path, state in twin.states().items():
         if not isinstance(state, brainstate.ShortTermState):
-            state.value = states[path].value  # transformations observe the read
+            state.value = now[path].value  # transformations observe the read
     arguments = {} if mapped or size is None else {"batch_size": size}
     initialise(twin, **arguments)
-    values = {
-        tuple(path): strongly_typed(state.value)
-        for path, state in twin.states(brainstate.ShortTermState).items()
-    }
+    states = twin.states(brainstate.ShortTermState).items()
+    values = Values({tuple(path): strongly_typed(state.value) for path, state in states})
     return jax.tree.map(lambda leaf: _of_samples(leaf, size), values) if mapped else values
 
 
@@ -305,8 +319,9 @@ class Initialiser:
     def __init__(self, model: brainstate.nn.Module, mapped: bool, size: Size) -> None:
         found = trace_stateful(lambda: fresh_values(model, mapped, size))
         self.states, (values, _) = found.states, found.result_shapes
-        self._paths, self.shapes = list(values), shapes_of(values)
-        self._run = jax.jit(lambda states: _as_list(found.call(states)))
+        self.shapes = shapes_of(values)
+        # ``values of States -> (new values or None, initial values by path)``
+        self.values = jax.jit(found.call)
 
         program = found.jaxpr.jaxpr
         used = {id(v) for eqn in program.eqns for v in eqn.invars} | set(map(id, program.outvars))
@@ -320,19 +335,9 @@ class Initialiser:
     def __call__(self) -> Values:
         """Return the initial values; random States advance."""
         if self._is_fixed:
-            return dict(self._fixed())
+            return self._fixed()
         written, values = self.values([state.value for state in self.states])
         for state, value in zip(self.states, written, strict=True):
             if value is not None:
                 state.value = value
         return values
-
-    def values(self, of_states: Sequence[Any]) -> tuple[Sequence[Any], Values]:
-        """Return new values of States, and the initial values; see `InitialFunction`."""
-        written, values = self._run(of_states)
-        return written, dict(zip(self._paths, values, strict=True))
-
-
-def _as_list(result: tuple[Any, Values]) -> tuple[Any, list[Any]]:
-    """Return values in a list, since paths with both names and numbers cannot be sorted."""
-    return result[0], list(result[1].values())

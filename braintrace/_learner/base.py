@@ -26,7 +26,7 @@ from .._graph.graph import ETraceGraph
 from .._graph.method import TraceMethod, Traces
 from .._graph.report import ApproximationWarning
 from .._jax import strongly_typed
-from .._model import InitialFunction, States, Values
+from .._model import States, Values
 from .._typing import Path, PyTree, path_name
 from ..sharding import DataAxis, Placement, placement_of
 from .arguments import example_arguments
@@ -309,27 +309,17 @@ class BaseLearner(brainstate.nn.Module):
 
     def initial_values(self, batch_size: int | None = None) -> Values:
         """Return the initial values of short-term States."""
-        return self._with_filters(self.initial_of_model(batch_size))
+        return self.with_filters(self.initial_of_model(batch_size))
 
     def initial_of_model(self, batch_size: int | None) -> Values:
         """Return the same without the filters of readouts."""
         return self.initial(self.size_of_init() if batch_size is None else batch_size)
 
-    def initial_function(self) -> tuple[tuple[brainstate.State, ...], InitialFunction]:
-        """Return the States that `initial_values` depends on, and its pure function."""
-        made = self.initial.initialiser(self.size_of_init())
+    def with_filters(self, initial: Values) -> Values:
+        """Add the initial values of the filters to those of the model."""
+        return Values({**initial, **self.compiled.filter_starts()})
 
-        def values(of_states: Any) -> Any:
-            written, fresh = made.values(of_states)
-            return written, self._with_filters(fresh)
-
-        return made.states, values
-
-    def _with_filters(self, fresh: dict[Path, Any]) -> dict[Path, Any]:
-        every = fresh | self.compiled.filter_starts()
-        return {path: every[path] for path in self.short_term_states}
-
-    def reset_values(self, now: Values, initial: Values, flags: jax.Array) -> Values:
+    def reset_values(self, now: Mapping[Path, Any], initial: Values, flags: jax.Array) -> Values:
         """Return values of States in which some samples, or all, are at the start of a sequence."""
 
         def of_state(path: Path) -> Any:
@@ -342,14 +332,13 @@ class BaseLearner(brainstate.nn.Module):
 
             return jax.tree.map(of_leaf, now[path], initial[path])
 
-        return {path: of_state(path) for path in now}
+        return Values({path: of_state(path) for path in initial})
 
-    def reset_samples(self, initial: list[PyTree], flags: jax.Array) -> None:
-        """Reset some samples of the model's States, or all, to initial values in their order."""
+    def reset_samples(self, initial: Values, flags: jax.Array) -> None:
+        """Reset some samples of the model's States, or all, to initial values."""
         states = self.short_term_states
-        fresh = dict(zip(states, initial, strict=True))
         now = _model.values_by_path(states)
-        _model.write_by_path(states, self.reset_values(now, fresh, flags))
+        _model.write_by_path(states, self.reset_values(now, initial, flags))
 
     # --- traces
 

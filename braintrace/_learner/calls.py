@@ -18,6 +18,7 @@ from .._graph.report import SequenceRow
 from .._graph.traced_model import checkpointed_bytes
 from .._jax import own_copy
 from .._jax_kernels import for_devices
+from .._model import Values
 from .._typing import PyTree
 from .arguments import (
     STATIC,
@@ -356,14 +357,14 @@ def find_program(
     method: str,
     sequences: tuple[PyTree, ...],
     options: Options,
-    initial: Callable[[], list[PyTree]],
+    initial: Callable[[], Values],
 ) -> tuple[Program, Arguments, int]:
     """Check the arguments of a method; return its program, its arguments, and the steps.
 
     ``initial`` returns the initial values of the States.
     """
     sequences, steps, types = of_numbers(sequences)
-    mask, flags, fresh = options.mask, options.reset, []
+    mask, flags, fresh = options.mask, options.reset, Values()
     if mask is not None:
         mask = weights_of(mask, steps)
     if flags is not None:
@@ -421,7 +422,7 @@ def run_method(
         return results
     if options.window is not None:
         learner.follow_every_state(options.window)
-    call = learner, method, sequences, options, lambda: [*learner.initial_values().values()]
+    call = learner, method, sequences, options, learner.initial_values
     program, arguments, steps = find_program(*call)
     results, verdict = advance(learner, program, arguments, steps, start)
     if program.notice is not None:

@@ -7,7 +7,6 @@ The functions run under JAX's transformations. Traces are packed only inside (se
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
@@ -23,6 +22,7 @@ from .._checks import differences, shown
 from .._core.traces import pack, unpack
 from .._errors import OptionError, ShapeError
 from .._graph.method import Traces
+from .._model import Values
 from .._typing import Path, PyTree, path_name
 from .arguments import Options, check_flags
 from .base import BaseLearner
@@ -31,26 +31,6 @@ from .carried import Form, Zero, is_settled, settled
 from .program import Arguments, Program
 
 BY_PATH = ("parameters", "hidden", "others", "random")
-
-
-@functools.lru_cache(maxsize=1000)
-def _in_order(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return paths in the order of their printed names, since some paths cannot be sorted."""
-    return tuple(sorted(paths, key=path_name))
-
-
-class _ByPath(dict[Path, PyTree]):
-    """A field of a state as a pytree with names."""
-
-
-def _flatten(field: _ByPath) -> tuple[list[tuple[PyTree, PyTree]], tuple[Path, ...]]:
-    paths = _in_order(tuple(field))
-    return [(jax.tree_util.DictKey(path_name(path)), field[path]) for path in paths], paths
-
-
-jax.tree_util.register_pytree_with_keys(
-    _ByPath, _flatten, lambda paths, values: _ByPath(zip(paths, values, strict=True))
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +91,7 @@ class LearnerState:
     optimizer: PyTree = None
 
     def __post_init__(self) -> None:
-        vars(self).update({name: _ByPath(getattr(self, name)) for name in BY_PATH})
+        vars(self).update({name: Values(getattr(self, name)) for name in BY_PATH})
 
 
 jax.tree_util.register_dataclass(LearnerState, [*BY_PATH, "optimizer", "traces"], ["rule"])
@@ -402,9 +382,8 @@ class FunctionalLearner:
         learner.current_states()
         state, fresh = self._initial(state)
         if where is not None:
-            now = {path: state.hidden[path] for path in fresh}
             flags = check_flags("where", where, learner.graph.batch)
-            fresh = learner.reset_values(now, fresh, flags)
+            fresh = learner.reset_values(state.hidden, fresh, flags)
             traces: Form = learner.compiled.reset(self._arrays(state), flags)
         else:
             traces = learner.traces_at_start(lambda: self._arrays(state))
@@ -431,11 +410,11 @@ class FunctionalLearner:
             parameters = learner.parameters_for_optimizer
             learner.held_optimizer.begin(options.optimizer, parameters, creates=False)
         learner.follow_every_state(options.window, is_given=True)
-        fresh: dict[Any, PyTree] = {}
+        fresh = Values()
         if options.reset is not None:
             learner.current_states()
             state, fresh = self._initial(state)
-        call = learner, method, sequences, options, lambda: list(fresh.values())
+        call = learner, method, sequences, options, lambda: fresh
         program, arguments, _ = find_program(*call)
         after, results = self._advance(state, program, arguments)
         return after, program.named(results, options)
@@ -458,12 +437,12 @@ class FunctionalLearner:
         state = dataclasses.replace(state, traces=unpack(after) if is_settled(after) else after)
         return self.settle(state) if _brainstate.is_in_loop() else state, results
 
-    def _initial(self, state: LearnerState) -> tuple[LearnerState, dict[Any, PyTree]]:
-        """Return the initial values of the short-term States by path; random keys advance."""
-        places = self._checked(state)
-        states, function = self._learner.initial_function()
-        written, fresh = function([places.value_in(state, each) for each in states])
-        return places.replaced(state, states, written), fresh
+    def _initial(self, state: LearnerState) -> tuple[LearnerState, Values]:
+        """Return the initial values of the short-term States; random keys advance."""
+        learner, places = self._learner, self._checked(state)
+        made = learner.initial.initialiser(learner.size_of_init())
+        written, fresh = made.values([places.value_in(state, each) for each in made.states])
+        return places.replaced(state, made.states, written), learner.with_filters(fresh)
 
     def _checked(self, state: LearnerState) -> Places:
         """Return the places of all values in a state, which is refused if it does not fit."""

@@ -40,7 +40,7 @@ from .._from_function import gradients_for
 from .._graph.method import Adjoints, Chunk, Records, Traces, Weights
 from .._jax_kernels import without_derivative
 from .._jaxpr.program import program_of
-from .._model import add_to_states
+from .._model import Values, add_to_states
 from .._rules.d_rtrl import ParameterTraces
 from .._typing import PyTree, path_name
 from . import chunks, user_step
@@ -78,7 +78,7 @@ class Fixed(NamedTuple):
 
     values: list[PyTree]
     weights: Weights
-    initial: list[PyTree]
+    initial: Values
 
 
 Part: TypeAlias = tuple[tuple[PyTree, jax.Array | None], jax.Array]
@@ -155,7 +155,7 @@ class SequenceGradient(Program):
         return parameters, others, self._probes, (fixed.weights, fixed.initial)
 
     def _recorded_step(
-        self, probes: PyTree, constants: tuple[PyTree, list[PyTree]], inputs: tuple[PyTree, PyTree]
+        self, probes: PyTree, constants: tuple[PyTree, Values], inputs: tuple[PyTree, PyTree]
     ) -> PyTree:
         """Return the loss of a step, its auxiliary results, and its records.
 

@@ -189,10 +189,9 @@ class Learner(BaseLearner):
     def _reset_some(self, where: Any) -> None:
         states, carried, is_outside = self.short_term_states, self.carried, not is_watched()
         flags = check_flags("where", where, self.graph.batch)
-        fresh = self.initial_values()
-        values = self.reset_values(values_by_path(states), fresh, flags)
+        values = self.reset_values(values_by_path(states), self.initial_values(), flags)
         after = None if carried.is_zero else self.compiled.reset(carried.arrays(), flags)
-        changes = states.values(), list(values.values()), after, is_outside
+        changes = [states[path] for path in values], values.values(), after, is_outside
         carried.complete(lambda: carried.advance(self.followed.values(), *changes), is_outside)
         self.place()
 

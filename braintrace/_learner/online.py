@@ -26,7 +26,7 @@ from .._core.traces import as_arrays, reset_traces, samples_with, unpack
 from .._errors import NonFiniteError, OptionError, in_words, optional_import
 from .._from_function import gradients_by_path
 from .._graph.method import Traces
-from .._model import write_by_path
+from .._model import Values, write_by_path
 from .._typing import PyTree, path_name
 from ..sharding import on_host
 from . import user_step
@@ -75,7 +75,7 @@ class OnlineLearning(Program):
         slices = jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *x.shape)), self._slices)
         return user_step.PureStep(self._run, (), (traces, self._initial, slices))
 
-    def _run(self, traces: Traces, initial: list[PyTree], inputs: Slices) -> PyTree:
+    def _run(self, traces: Traces, initial: Values, inputs: Slices) -> PyTree:
         """Return the traces after a block with its update, and its results.
 
         The gradient is that of the mean loss of the block, as of a separate sequence.
@@ -84,7 +84,7 @@ class OnlineLearning(Program):
         if reset is not None and self._options.every == 1:  # weights may be computed from States
             self._learner.reset_samples(initial, reset[0])
         values = [state.value for state in block.states]
-        arguments = Arguments(slices, weights, reset, [] if reset is None else initial)
+        arguments = Arguments(slices, weights, reset, initial)
         (results, _), written, after = block.run(values, traces, arguments)
         for state, value in zip(block.written, written, strict=True):
             state.value = value
@@ -236,7 +236,7 @@ def _reset_spoiled(
     """
 
     def reset(traces: Traces) -> Traces:
-        initial = list(learner.initial_values().values())
+        initial = learner.initial_values()
         samples = _spoiled_samples(learner, is_bad, initial, traces)
         learner.reset_samples(initial, samples)
         return reset_traces(learner.compiled.trace_specs, traces, samples)
@@ -250,7 +250,7 @@ def _reset_spoiled(
 
 
 def _spoiled_samples(
-    learner: BaseLearner, is_bad: jax.Array, initial: list[PyTree], traces: Traces
+    learner: BaseLearner, is_bad: jax.Array, initial: Values, traces: Traces
 ) -> jax.Array:
     """Return the samples that have a state or a trace with a bad number; see `_reset_spoiled`.
 
@@ -262,10 +262,10 @@ def _spoiled_samples(
         return jnp.isnan(leaf) | (is_bad & jnp.isinf(leaf) & ~jnp.isinf(start))
 
     flat, batch, traces = learner.graph.flat_state, learner.graph.batch, unpack(traces)
-    samples, of_states = batch.samples, []
+    samples, of_states, states = batch.samples, [], learner.short_term_states
     is_apart = (flat is None or flat.samples == samples) and not batch.unclear
-    for (path, state), start in zip(learner.short_term_states.items(), initial, strict=True):
-        pairs = zip(jax.tree.leaves(state.value), jax.tree.leaves(start), strict=True)
+    for path, start in initial.items():
+        pairs = zip(jax.tree.leaves(states[path].value), jax.tree.leaves(start), strict=True)
         for index, (leaf, first) in enumerate(pairs):
             if jnp.issubdtype(leaf.dtype, jnp.inexact):
                 axis = batch.axis_at(path, index) if is_apart else None

@@ -22,7 +22,7 @@ from .._errors import OptionError
 from .._graph.method import Chunk, Traces
 from .._jax import Var
 from .._jax_kernels import for_devices
-from .._model import leaves_by_var, whole_values
+from .._model import Values, leaves_by_var, whole_values
 from .._typing import PyTree
 from .arguments import Options, read_arguments
 from .base import BaseLearner
@@ -47,7 +47,7 @@ class Arguments(NamedTuple):
     sequences: PyTree
     mask: jax.Array | None = None
     flags: jax.Array | None = None
-    initial: list[PyTree] = []  # noqa: RUF012 - never changed
+    initial: Values = Values()
 
 
 Result: TypeAlias = tuple[tuple[PyTree, PyTree], list[PyTree], Traces | Deferred | None]
@@ -235,7 +235,7 @@ class Prediction(Program):
     reads = "nothing"
 
     def __init__(self, learner: BaseLearner, options: Options, example: Arguments) -> None:
-        def step(initial: list[PyTree], inputs: tuple[PyTree, Any]) -> PyTree:
+        def step(initial: Values, inputs: tuple[PyTree, Any]) -> PyTree:
             slices, reset = inputs
             if reset is not None:
                 learner.reset_samples(initial, reset)
