@@ -22,7 +22,6 @@ import saiunit
 
 from .._brainstate import trace_stateful, values_of
 from .._checks import named, parameter_names, shown
-from .._compiler import publish
 from .._core.gradient import Inputs, operands
 from .._core.sites import Probes, pre_step_probe
 from .._core.traces import examples
