@@ -49,25 +49,18 @@ def named(names: Sequence[str], values: Sequence[Any]) -> str:
 
 
 def parameter_names(function: Any, count: int) -> list[str]:
-    """Return the names of the first positional arguments of a function.
+    """Return names of the first positional arguments of a function.
 
     Examples
     --------
     >>> parameter_names(lambda x, *rest: x, 3)
-    ['x', 'rest[0]', 'rest[1]']
+    ['x', 'rest', 'argument 2']
     """
-    kinds = inspect.Parameter
-    names: list[str] = []
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        names = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # functions written in C may have no signature
-        parameters = []
-    for parameter in parameters:
-        if parameter.kind is kinds.VAR_POSITIONAL:
-            names += [f"{parameter.name}[{index}]" for index in range(count - len(names))]
-        elif parameter.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD):
-            names.append(parameter.name)
-    return names[:count]
+        names = []
+    return [*names, *(f"argument {index}" for index in range(len(names), count))][:count]
 
 
 def leaf_names(names: Sequence[str], arguments: Any) -> tuple[str, ...]:

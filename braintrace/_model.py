@@ -267,7 +267,8 @@ class InitialValues:
 
     def __init__(self, model: brainstate.nn.Module, is_mapped: bool) -> None:
         self._model, self._is_mapped = model, is_mapped
-        self._made: dict[Size, Initialiser] = {}
+        # The function of initial values for a batch size.
+        self.initialiser = functools.cache(functools.partial(Initialiser, model, is_mapped))
 
     def __call__(self, size: Size) -> Values:
         """Return the initial values for a batch size."""
@@ -289,12 +290,6 @@ class InitialValues:
             f"shapes, {', '.join(map(str, shapes))}. Call `reset_state` with the batch size of "
             "your initialisation, inside the same maps."
         )
-
-    def initialiser(self, size: Size) -> "Initialiser":
-        """Return the function of initial values for a batch size."""
-        if size not in self._made:
-            self._made[size] = Initialiser(self._model, self._is_mapped, size)
-        return self._made[size]
 
 
 class Kept:

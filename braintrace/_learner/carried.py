@@ -25,6 +25,7 @@ from .._errors import LostTracesError, NonFiniteWarning, OptionError, in_words
 from .._graph.method import Traces
 from .._graph.traced_model import StateLeaf
 from .._jax import strongly_typed
+from .._model import Values
 from .._typing import Path, PyTree, path_name
 from ..sharding import on_host
 from .arguments import key_of
@@ -327,11 +328,11 @@ class EligibilityTraces:
         return unpack(traces)
 
 
-def starts_of(filters: Sequence[StateLeaf]) -> dict[Path, jax.Array]:
+def starts_of(filters: Sequence[StateLeaf]) -> Values:
     """Return the initial values of filters of leaky readouts, by path."""
     zeros = [np.zeros(leaf.shape, leaf.dtype) for leaf in filters]
     starts = jax.device_put(zeros)  # `jnp` compiles for every shape
-    return {leaf.path: start for leaf, start in zip(filters, starts, strict=True)}
+    return Values(zip((leaf.path for leaf in filters), starts, strict=True))
 
 
 RAW = (
