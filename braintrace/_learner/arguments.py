@@ -105,7 +105,9 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
         if value.shape != shape:
             raise ShapeError(
                 f"Argument `{name}` of `update` has shape {value.shape}; the model was compiled "
-                f"for {tuple(shape)}. {_advice(value.shape, shape)}"
+                f"for {tuple(shape)}. In a sequence, time is the first axis and the batch the "
+                "second. One sample needs a batch axis (`x[None]`, and `xs[:, None]` of a "
+                "sequence), and another batch size needs `reset_state`."
             )
         if value.dtype != dtype:
             casting: Any = "safe" if jnp.issubdtype(dtype, jnp.integer) else "same_kind"
@@ -117,20 +119,6 @@ def read_arguments(graph: ETraceGraph, arguments: tuple[Any, ...]) -> dict[Var, 
             value = value.astype(dtype)
         values[var] = value
     return values
-
-
-def _advice(found: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    """Return what to do about an argument of a different shape."""
-    if found == expected[1:]:
-        first = "" if expected[0] == 1 else "call `reset_state(1)` and "
-        return (
-            f"If this is one sample, {first}give it a batch axis: `x[None]`, and a sequence "
-            "`xs[:, None]`."
-        )
-    return (
-        "If the batch size has changed, call `reset_state` with the new one. In a sequence, time "
-        "is the first axis and the batch the second: `(time, batch, …)`."
-    )
 
 
 def example_arguments(graph: ETraceGraph, batch_size: int | None = None) -> Any:

@@ -143,11 +143,17 @@ class BaseLearner(brainstate.nn.Module):
         return self.compiled.placement
 
     def step_for(
-        self, purpose: Purpose, example: Any, batch_size: int | None = None
+        self, purpose: Purpose, batch_size: int | None = None, example: Any = None
     ) -> CompiledStep:
-        """Return the model's step for a purpose, compiled once, for example arguments."""
+        """Return the model's step for a purpose, compiled once.
+
+        ``None``: with the current batch size, or for arguments as those of the current step.
+        """
         known = self.steps.value
         if purpose not in known:
+            if example is None:
+                example = example_arguments(self.graph, batch_size)
+                batch_size = batch_size or self.graph.traced.batch_size
             options = dataclasses.replace(
                 self.compiler_options,
                 every_state=purpose.every_state,
@@ -155,24 +161,22 @@ class BaseLearner(brainstate.nn.Module):
                 samples=self.samples_of_model,
                 readout_filters=self.readout_filters,
             )
-            model = self.module, example, batch_size if self.is_mapped else None
-            graph, outside = compile_model(*model, options, self.method)
+            mapped = batch_size if self.is_mapped else None
+            graph, outside = compile_model(self.module, example, mapped, options, self.method)
             method = self.method.fit(graph)
             known[purpose] = CompiledStep(graph, outside, method, self.trace_dtype, purpose)
         return known[purpose]
 
     def step_at(self, values: Mapping[Path, Any], batch_size: int | None) -> CompiledStep:
         """Return the step compiled for the shapes of new values of States."""
-        states, now = self.states_of_model, self.compiled.purpose
-        shapes, before = _model.shapes_of(values), {path: states[path].value for path in values}
+        states, now, shapes = self.states_of_model, self.compiled.purpose, _model.shapes_of(values)
         purpose = now._replace(shapes=shapes, settings=_model.settings())
-        size = self.graph.traced.batch_size if shapes == now.shapes else batch_size
         if purpose in self.steps.value:
             return self.steps.value[purpose]
-        example = example_arguments(self.graph, None if shapes == now.shapes else batch_size)
+        before = {path: states[path].value for path in values}
         try:
             _model.write_by_path(states, values)
-            return self.step_for(purpose, example, size)
+            return self.step_for(purpose, None if shapes == now.shapes else batch_size)
         finally:
             _model.write_by_path(states, before)
 
@@ -196,7 +200,7 @@ class BaseLearner(brainstate.nn.Module):
         # A window's gradient passes coupled elements, and reaches states whose trace is not read.
         purpose = Purpose(shapes, _model.settings(), self.window is not None)
         self.steps, self.found_states, self.filters = Hidden({}), _model.FoundStates(), {}
-        self.use(self.step_for(purpose, example, batch_size))
+        self.use(self.step_for(purpose, batch_size, example))
         self.carried = CarriedTraces(self.zero_traces, lambda: self.compiled.pairs)
         self.begin_sequence()
 
@@ -227,10 +231,8 @@ class BaseLearner(brainstate.nn.Module):
                 self._switch(f"`window={requested}`", is_given, every_state=True)
 
     def _switch(self, what: str, is_given: bool = True, **changes: Any) -> None:
-        now, graph = self.compiled, self.graph
-        purpose, example = now.purpose._replace(**changes), example_arguments(graph)
-        step = self.step_for(purpose, example, graph.traced.batch_size)
-        is_other = step.carried_types != now.carried_types
+        step = self.step_for(self.compiled.purpose._replace(**changes))
+        is_other = step.carried_types != self.compiled.carried_types
         if is_other and (is_given or not self.carried.is_zero):
             raise OptionError(
                 f"The current traces are not those that {what} needs. Compile with it: give "
