@@ -42,8 +42,7 @@ def shown(value: Any) -> str:
 
 def named(names: Sequence[str], values: Sequence[Any]) -> str:
     """Format arguments by name, with their types instead of their numbers."""
-    count = len(names)
-    every = [*names, *(f"argument {index}" for index in range(count, len(values)))]
+    every = [*names, *(f"argument {index}" for index in range(len(names), len(values)))]
     pairs = zip(every, values, strict=False)
     return ", ".join(f"`{name}` = {shown(value)}" for name, value in pairs) or "no argument"
 

@@ -357,14 +357,14 @@ def find_program(
     method: str,
     sequences: tuple[PyTree, ...],
     options: Options,
-    initial: Callable[[], Values],
+    initial: Callable[[], Values | None],
 ) -> tuple[Program, Arguments, int]:
     """Check the arguments of a method; return its program, its arguments, and the steps.
 
     ``initial`` returns the initial values of the States.
     """
     sequences, steps, types = of_numbers(sequences)
-    mask, flags, fresh = options.mask, options.reset, Values()
+    mask, flags, fresh = options.mask, options.reset, None
     if mask is not None:
         mask = weights_of(mask, steps)
     if flags is not None:

@@ -410,7 +410,7 @@ class FunctionalLearner:
             parameters = learner.parameters_for_optimizer
             learner.held_optimizer.begin(options.optimizer, parameters, creates=False)
         learner.follow_every_state(options.window, is_given=True)
-        fresh = Values()
+        fresh = None
         if options.reset is not None:
             learner.current_states()
             state, fresh = self._initial(state)

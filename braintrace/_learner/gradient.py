@@ -78,7 +78,7 @@ class Fixed(NamedTuple):
 
     values: list[PyTree]
     weights: Weights
-    initial: Values
+    initial: Values | None
 
 
 Part: TypeAlias = tuple[tuple[PyTree, jax.Array | None], jax.Array]
@@ -155,7 +155,7 @@ class SequenceGradient(Program):
         return parameters, others, self._probes, (fixed.weights, fixed.initial)
 
     def _recorded_step(
-        self, probes: PyTree, constants: tuple[PyTree, Values], inputs: tuple[PyTree, PyTree]
+        self, probes: PyTree, constants: tuple[PyTree, Any], inputs: tuple[PyTree, PyTree]
     ) -> PyTree:
         """Return the loss of a step, its auxiliary results, and its records.
 

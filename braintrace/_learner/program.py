@@ -47,7 +47,7 @@ class Arguments(NamedTuple):
     sequences: PyTree
     mask: jax.Array | None = None
     flags: jax.Array | None = None
-    initial: Values = Values()
+    initial: Values | None = None
 
 
 Result: TypeAlias = tuple[tuple[PyTree, PyTree], list[PyTree], Traces | Deferred | None]
