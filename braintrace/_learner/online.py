@@ -89,11 +89,8 @@ class OnlineLearning(Program):
         for state, value in zip(block.written, written, strict=True):
             state.value = value
         gradients, (_, losses, aux) = block.named(results, Options()), results
-        given = aux
-        if self._options.every == 1:
-            given = jax.tree.map(lambda leaf: leaf[0], aux)
         traces = block.finished(after, traces)
-        is_bad, traces = self._update(gradients, losses, given, weights, traces)
+        is_bad, traces = self._update((gradients, losses, aux), weights, traces)
         return traces, (losses, aux, is_bad & (jnp.arange(len(losses)) == 0))
 
     def run(self, values: list[PyTree], traces: Any, arguments: Arguments) -> Result:
@@ -123,22 +120,15 @@ class OnlineLearning(Program):
     # --- the update
 
     def _update(
-        self,
-        gradients: PyTree,
-        losses: jax.Array,
-        aux: PyTree,
-        weights: jax.Array | None,
-        traces: Traces,
+        self, results: PyTree, weights: jax.Array | None, traces: Traces
     ) -> tuple[jax.Array, Traces]:
         """Update the parameters, unless a mask or a non-finite number forbids it.
 
         Parameters
         ----------
-        gradients, losses, aux, weights
-            Results of a block in the form for the user, and the weights of its steps in the mask;
-            ``None``: there is none.
-        traces
-            The traces after the block.
+        results, weights, traces
+            Gradients in the form for the user, losses and auxiliary results of a block, the weights
+            of its steps in the mask (``None``: there is none), and the traces after it.
 
         Returns
         -------
@@ -147,7 +137,7 @@ class OnlineLearning(Program):
         traces
             The traces, in which samples may be reset.
         """
-        learner, nonfinite = self._learner, self._options.nonfinite
+        (gradients, losses, aux), nonfinite = results, self._options.nonfinite
         runs: Any = weights is None or jnp.any(weights != 0)
         is_bad = jnp.zeros((), bool)
         if nonfinite != "ignore":  # before `update_fn` writes to the dict
@@ -155,13 +145,11 @@ class OnlineLearning(Program):
             is_bad = jnp.any(jnp.stack([~jnp.isfinite(_zero(leaf)) for leaf in leaves])) & runs
         if nonfinite == "skip":
             runs = ~is_bad & runs
-        written = user_step.first_written(user_step.traced_states(learner))
+        written = user_step.first_written(user_step.traced_states(self._learner))
         if runs is True:
-            self._write_update(gradients, aux)
+            self._write_update(None, gradients, aux)
         else:
-            user_step.run_if(
-                runs, lambda _, found: self._write_update(*found), None, (gradients, aux)
-            )
+            user_step.run_if(runs, self._write_update, None, gradients, aux)
         path = written()
         if path is not None:
             raise OptionError(
@@ -169,14 +157,16 @@ class OnlineLearning(Program):
                 "Write it in `update` of the model; to start a new sequence, use `reset`."
             )
         if nonfinite == "skip":
-            learner.held_optimizer.skipped.value += is_bad
+            self._learner.held_optimizer.skipped.value += is_bad
             is_masked = None if weights is None else jnp.any(weights == 0)
-            traces = _reset_spoiled(learner, is_bad, is_masked, traces)
+            traces = _reset_spoiled(self._learner, is_bad, is_masked, traces)
         return is_bad, traces
 
-    def _write_update(self, gradients: PyTree, aux: PyTree) -> None:
+    def _write_update(self, _: None, gradients: PyTree, aux: PyTree) -> None:
         learner, options = self._learner, self._options
         if options.optimizer is None:
+            if options.every == 1:
+                aux = jax.tree.map(lambda leaf: leaf[0], aux)
             results = (gradients, aux) if options.has_aux else (gradients,)
             user_step.call_user("update_fn", options.update_fn, *results)
             return

@@ -119,13 +119,7 @@ class Program:
         return self
 
     def __call__(
-        self,
-        values: list[PyTree],
-        traces: Traces | None,
-        arguments: Arguments,
-        *,
-        in_place: bool,
-        done: list[Any],
+        self, values: list[PyTree], traces: Any, arguments: Arguments, in_place: bool, done: Any
     ) -> None:
         """Run on the first devices or on a mesh, and append the result."""
         if self.placement is not None:
