@@ -88,11 +88,11 @@ from ._learner.unit_rules import IODimVjpAlgorithm as IODimVjpAlgorithm
 from ._learner.unit_rules import OSTLFeedforward as OSTLFeedforward
 from ._learner.unit_rules import ParamDimVjpAlgorithm as ParamDimVjpAlgorithm
 from ._learner.unit_rules import pp_prop as pp_prop
-from ._rules import PairSTDP as PairSTDP
-from ._rules import RewardSTDP as RewardSTDP
-from ._rules import Rule as Rule
-from ._rules import Site as Site
-from ._rules import TripletSTDP as TripletSTDP
+from ._rules.plasticity import PairSTDP as PairSTDP
+from ._rules.plasticity import RewardSTDP as RewardSTDP
+from ._rules.plasticity import TripletSTDP as TripletSTDP
+from ._rules.protocol import Rule as Rule
+from ._rules.protocol import Site as Site
 from .saving import restore as restore
 from .saving import save as save
 from .streams import river_regressor as river_regressor

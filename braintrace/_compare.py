@@ -24,7 +24,7 @@ from ._errors import BraintraceError, MissingPackageError, OptionError, optional
 from ._learner.chunks import DEFAULT_BUDGET
 from ._learner.compile import algorithm_of, rule_and_options
 from ._learner.learner import Learner
-from ._rules import Rule
+from ._rules.protocol import Rule
 from ._tables import Printed, Table, in_bytes
 from ._typing import Path, PyTree, path_name
 

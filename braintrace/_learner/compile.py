@@ -14,7 +14,6 @@ import brainstate
 import jax
 from jax.sharding import AxisType, Mesh
 
-from .. import _rules
 from .._brainstate import initialise
 from .._checks import path_filter, shown
 from .._compiler import CompilerOptions, compile_model
@@ -23,6 +22,10 @@ from .._errors import OptionError, in_words
 from .._graph.graph import ETraceGraph
 from .._graph.report import quoted
 from .._model import write_by_path
+from .._rules.by_path import ComposedTraces, Part
+from .._rules.custom_rules import method_of
+from .._rules.late import LateTraces
+from .._rules.protocol import Rule, check_rule, rule_in_words
 from .._typing import Path, path_name
 from ..sharding import DataAxis
 from .arguments import first_step
@@ -31,7 +34,7 @@ from .learner import Learner
 
 def compile(
     model: brainstate.nn.Module,
-    algorithm: str | type[Learner] | _rules.Rule,
+    algorithm: str | type[Learner] | Rule,
     *example_arguments: Any,
     batch_size: int | None = None,
     vmap: bool = False,
@@ -204,7 +207,7 @@ def compile_etrace_graph(
     options = CompilerOptions(
         strict=strict, unroll_limit=unroll_limit, readout_filters=True, mark=mark
     )
-    return compile_model(model, arguments, batch_size, options, _rules.LateTraces())[0]
+    return compile_model(model, arguments, batch_size, options, LateTraces())[0]
 
 
 def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:
@@ -259,10 +262,10 @@ def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:
 
 @functools.lru_cache(maxsize=256)
 def _class_of(rule: Any) -> type[Learner]:
-    own, method = type(rule), _rules.method_of(rule)
+    own, method = type(rule), method_of(rule)
     told = {
         "method": method,
-        "rule": _rules.rule_in_words(rule),
+        "rule": rule_in_words(rule),
         "readout_filters": rule.jacobian == "elementwise",
         "__module__": own.__module__,
     }
@@ -291,8 +294,8 @@ def algorithm_of(given: Any, option: str) -> type[Learner]:
     """
     if isinstance(given, type) and issubclass(given, Learner):
         return given
-    if isinstance(given, _rules.Rule) and not isinstance(given, type):
-        _rules.check_rule(given)
+    if isinstance(given, Rule) and not isinstance(given, type):
+        check_rule(given)
         hashable: Any = given
         return _class_of(hashable)
     by_name = algorithms_by_name()
@@ -344,7 +347,7 @@ def choose_by_path(learner: Learner, rules: Mapping[Any, Any]) -> None:
         parts.append(_part_of(algorithm_of(algorithm, where)(model, **options), fits))
     parts.append(_part_of(learner, lambda path: True))
     learner.readout_filters = any(part.has_filters for part in parts)
-    composed = _rules.ComposedTraces(tuple(parts))
+    composed = ComposedTraces(tuple(parts))
     if len(composed.rules) == 1:
         return
     if {rule.jacobian for rule in composed.rules.values()} - {"none", "elementwise"}:
@@ -359,5 +362,5 @@ def choose_by_path(learner: Learner, rules: Mapping[Any, Any]) -> None:
     learner.rule = "; ".join(f"{rule} of {quoted(own)}" for rule, own in names.items())
 
 
-def _part_of(learner: Learner, fits: Callable[[Path], bool]) -> _rules.Part:
-    return _rules.Part(learner.rule, learner.method, learner.readout_filters, fits)
+def _part_of(learner: Learner, fits: Callable[[Path], bool]) -> Part:
+    return Part(learner.rule, learner.method, learner.readout_filters, fits)

@@ -4,7 +4,8 @@ from typing import Any
 
 import brainstate
 
-from .. import _rules
+from .._rules.random_factors import KroneckerTraces, RankOneTraces
+from .._rules.rtrl import FullTraces, LayeredTraces, NoTraces, SparseTraces
 from .learner import Learner
 
 
@@ -78,7 +79,7 @@ class RTRL(Learner):
     """
 
     names = ("rtrl",)
-    method = _rules.FullTraces()
+    method = FullTraces()
 
     def window_of(self, requested: int | None = None) -> None:
         """Return None: the gradient is exact without windows."""
@@ -125,7 +126,7 @@ class OSTLRecurrent(Learner):
     """
 
     names = ("ostl_recurrent", "ostlrecurrent")
-    method = _rules.LayeredTraces()
+    method = LayeredTraces()
 
 
 class SnAp(Learner):
@@ -182,7 +183,7 @@ class SnAp(Learner):
 
     def __init__(self, model: brainstate.nn.Module, n: int = 1, **options: Any) -> None:
         super().__init__(model, **options)
-        self.method, self.rule = _rules.SparseTraces(n), f"{self.rule}(n={n!r})"
+        self.method, self.rule = SparseTraces(n), f"{self.rule}(n={n!r})"
 
 
 class KF_RTRL(Learner):
@@ -252,7 +253,7 @@ class KF_RTRL(Learner):
 
     def __init__(self, model: brainstate.nn.Module, *, seed: int = 0, **options: Any) -> None:
         super().__init__(model, **options)
-        self.method = _rules.KroneckerTraces(int(seed))
+        self.method = KroneckerTraces(int(seed))
 
 
 class UORO(Learner):
@@ -322,7 +323,7 @@ class UORO(Learner):
 
     def __init__(self, model: brainstate.nn.Module, *, seed: int = 0, **options: Any) -> None:
         super().__init__(model, **options)
-        self.method = _rules.RankOneTraces(int(seed))
+        self.method = RankOneTraces(int(seed))
 
 
 class Immediate(Learner):
@@ -381,4 +382,4 @@ class Immediate(Learner):
     """
 
     names = ("immediate",)
-    method = _rules.NoTraces()
+    method = NoTraces()

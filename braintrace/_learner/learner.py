@@ -14,7 +14,7 @@ from .._errors import NotPicklableError, ShapeError, in_words
 from .._graph.graph import report_of
 from .._graph.report import Diagnostic, Report
 from .._model import values_by_path, write_by_path
-from .._rules import eligibility_of
+from .._rules.eligibility import eligibility_of
 from .._tables import in_bytes
 from .._typing import Path, PyTree, path_name
 from . import calls

@@ -7,7 +7,9 @@ import numpy as np
 
 from .._errors import OptionError
 from .._graph.method import TraceMethod
-from .._rules import FeedbackTraces, FilterTraces, LateTraces
+from .._rules.feedback import FeedbackTraces
+from .._rules.filters import FilterTraces
+from .._rules.late import LateTraces
 from .learner import Learner
 
 
