@@ -48,7 +48,7 @@ from .._core.flat_state import (
     unit_rows,
 )
 from .._core.sites import over_first_axis, where_flagged
-from .._core.traces import as_arrays, unfused, widened
+from .._core.traces import as_arrays, widened
 from .._errors import PrimitiveError
 from .._graph.flat_state import ParameterUse, operand_key
 from .._graph.graph import ETraceGraph
@@ -232,7 +232,7 @@ def _advanced(one: Chunk, traces: Traces) -> Traces:
         x = _samples_first(vjp.x[use.key], use.x_axis).astype(dtype)
         x = jnp.pad(x, ((0, 0), (0, u.shape[1] - x.shape[1])), constant_values=1)
         F = _samples_first(vjp.at[place], None if use.y_axis is None else use.y_axis + 1)
-        moved = unfused(jnp.einsum("bqr,br...->bq...", J, A), J)
+        moved = multiply("bqr,br...->bq...", J, A, False)
         entering = _scaled(sign, x), _scaled(sign, F.astype(dtype))
         new["u"][use.key], new["A"][use.key] = combine((u, moved), entering)
     return {**new, KEY: key}

@@ -120,11 +120,9 @@ class FullTraces(PassingTraces):
         (P, terms), new = jacobians(chunk), {}
         for name, old in traces.items():
             rows = self.rows_of(chunk.graph, name)
-            is_part = len(rows) < P.shape[1]
-            term = terms[name][:, rows] if is_part else terms[name]
+            term = _pick_rows(terms[name], rows)
             if not is_zero(old):
-                own = P[:, rows[:, None], rows] if is_part else P
-                term = term + multiply("bqr,br...->bq...", own, old, chunk.records.zeros_select)
+                term = term + advance_rows(P, rows, old, chunk.records.zeros_select)
             new[name] = term.astype(old.dtype)
         return new
 
@@ -213,7 +211,7 @@ def _advanced(rows: np.ndarray, J: jax.Array, F: jax.Array, E: jax.Array) -> jax
     ``E'[k, w] = sum_m J[R[k, w], R[m, w]] E[m, w] + F[R[k, w], w]`` with the rows ``R``.
     """
     if rows.ndim == 1:
-        return multiply("bkm,bm...->bk...", J[:, rows[:, None], rows], E, False) + F[:, rows]
+        return advance_rows(J, rows, E, False) + _pick_rows(F, rows)
 
     def add(total: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         E_m, rows_m = now
@@ -276,6 +274,16 @@ def arriving_rows(graph: ETraceGraph, mu: Signal) -> jax.Array:
     flat = flat_state_of(graph)
     silent = {leaf.name: jnp.zeros(leaf.shape, leaf.dtype) for leaf in flat.leaves}
     return to_rows(flat, [{**silent, **mu}[leaf.name] for leaf in flat.leaves])
+
+
+def _pick_rows(array: jax.Array, rows: np.ndarray) -> jax.Array:
+    return array[:, rows] if len(rows) < array.shape[1] else array
+
+
+def advance_rows(J: jax.Array, rows: np.ndarray, trace: jax.Array, zeros_select: bool) -> jax.Array:
+    """Return ``J E`` for the trace of some state scalars."""
+    own = J[:, rows[:, None], rows] if len(rows) < J.shape[1] else J
+    return multiply("bqr,br...->bq...", own, trace, zeros_select)
 
 
 def multiply(axes: str, factor: jax.Array, trace: jax.Array, zeros_select: bool) -> jax.Array:

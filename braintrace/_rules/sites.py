@@ -20,7 +20,7 @@ from .._graph.trace_spec import TraceSpec
 from .d_rtrl import specs_of_site
 from .filters import check_filtered_inputs, spec_of_input, spec_of_output
 from .protocol import Site, Trace
-from .rtrl import FullTraces, multiply
+from .rtrl import FullTraces, advance_rows, multiply
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,11 +131,7 @@ class FullSite(Site):
 
     def multiply(self, J: jax.Array, trace: Trace) -> Arrays:
         """Return ``J E`` for every sample."""
-        result = {}
-        for name, old in trace.items():
-            rows = self.rows(name)
-            result[name] = multiply("bqr,br...->bq...", J[:, rows[:, None], rows], old, False)
-        return result
+        return {name: advance_rows(J, self.rows(name), E, False) for name, E in trace.items()}
 
     def outer(self, F: Arrays, x: None) -> Arrays:
         """Return ``F``, which already contains the inputs."""
@@ -143,10 +139,8 @@ class FullSite(Site):
 
     def contract(self, mu: jax.Array, trace: Trace) -> dict[str, jax.Array]:
         """Return ``mu E``, summed over samples and entries of the states."""
-        result = {}
-        for name, own in trace.items():
-            result[name] = multiply("bq,bq...->...", mu[:, self.rows(name)], own, False)
-        return result
+        axes = "bq,bq...->..."
+        return {n: multiply(axes, mu[:, self.rows(n)], E, False) for n, E in trace.items()}
 
     def rows(self, name: str) -> Any:
         """Return the entries of the states that a parameter reaches."""
