@@ -15,7 +15,7 @@ import numpy as np
 
 from .._etrace_op.registry import MarkedRole, is_marked, role
 from .._graph.hidden_group import Ids
-from .._graph.traced_model import StateKind, StateLeaf, TracedModel
+from .._graph.traced_model import TracedModel
 from .._jax import OWN_BACKWARD, Atom, Equation, Var
 from .._jaxpr.dataflow import (
     BindingTime,
@@ -131,35 +131,24 @@ def times_of(
     apart: Collection[Var] = frozenset(),
 ) -> dict[Var, BindingTime]:
     """Return the binding times of all variables of a step; inputs in ``apart`` are constants."""
-    leaves = {leaf.in_var: leaf for leaf in traced.leaves}
-    inputs = [
-        BindingTime.CONSTANT if var in apart else time_of_leaf(leaves.get(var))
-        for var in traced.program.in_vars
-    ]
-    return binding_times(traced.program, inputs, becomes_data)
+    inputs = dict(zip(traced.program.in_vars, times_of_inputs(traced), strict=True))
+    inputs |= dict.fromkeys(apart, BindingTime.CONSTANT)
+    return binding_times(traced.program, [*inputs.values()], becomes_data)
 
 
-def time_of_leaf(leaf: StateLeaf | None) -> BindingTime:
-    """Return the binding time of an input of the step.
+def times_of_inputs(traced: TracedModel) -> list[BindingTime]:
+    """Return the binding times of the inputs of a step, before it is mapped over samples or after.
 
-    ``None`` means an argument of the step.
+    A State that the step does not write is data if each sample has another value.
     """
-    return BindingTime.DATA if leaf is None else time_of(leaf.kind, leaf.out_var is not None)
-
-
-def time_of(kind: StateKind, changes: bool) -> BindingTime:
-    """Return the binding time of a State's leaf before the step.
-
-    Parameters
-    ----------
-    kind
-        The kind of the State.
-    changes
-        Whether the step writes it, or it differs from sample to sample.
-    """
-    if kind == "parameter":
-        return BindingTime.PARAMETER
-    return BindingTime.DATA if changes or kind == "random" else BindingTime.CONSTANT
+    is_mapped = traced.batch_size is not None
+    times = [BindingTime.DATA] * len(traced.argument_vars)
+    for leaf in traced.leaves:
+        is_fixed = leaf.out_var is None and leaf.kind != "random"
+        is_shared = is_fixed and not (is_mapped and leaf.per_sample)
+        time = BindingTime.CONSTANT if is_shared else BindingTime.DATA
+        times.append(BindingTime.PARAMETER if leaf.kind == "parameter" else time)
+    return times
 
 
 def nonlinear_uses(
@@ -175,19 +164,6 @@ def nonlinear_uses(
         operands = nonlinear_operands(equation)
         if operands:
             yield equation, [equation.invars[operand] for operand in sorted(operands)]
-
-
-def states_as_outputs(traced: TracedModel) -> tuple[StateLeaf, ...]:
-    """Return the hidden states after a nonlinear rule that no later step reads."""
-    program = traced.program
-    rules = [equation for equation in program.equations if nonlinear_operands(equation)]
-    after = program.descendants(var for equation in rules for var in equation.outvars)
-    read = program.ancestors(program.out_atoms)
-    return tuple(
-        leaf
-        for leaf in traced.leaves
-        if leaf.kind == "hidden" and leaf.in_var not in read and leaf.out_var in after
-    )
 
 
 # --- elements

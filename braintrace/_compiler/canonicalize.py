@@ -24,6 +24,7 @@ from .._etrace_op.registry import holds_marked
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import (
     Aval,
+    ClosedJaxpr,
     Equation,
     Var,
     bind,
@@ -46,7 +47,7 @@ from .._jaxpr.evaluate import (
 from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
 from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import path_name
-from .hidden_states import written
+from .hidden_groups import written
 
 
 def rewritten(traced: TracedModel, unroll_limit: int, shows_tangents: bool) -> TracedModel:
@@ -63,13 +64,12 @@ def rewritten(traced: TracedModel, unroll_limit: int, shows_tangents: bool) -> T
         whole state need no elements, and compile the shorter program.
     """
     step = functools.partial(_run_step, traced, _rewriting(unroll_limit, shows_tangents))
-    avals = [var.aval for var in traced.program.in_vars]
     if traced.batch_size is None:
+        avals = [var.aval for var in traced.program.in_vars]
         return with_program(traced, program_of(trace_to_jaxpr(step, avals)))
-    mapped, mapped_avals = _map_over_batch(step, traced, avals, traced.batch_size)
     # Vmapping adds broadcasts.
-    jaxpr = inlined(trace_to_jaxpr(mapped, mapped_avals), spell_out_broadcasts)
-    return with_program(traced, program_of(jaxpr))
+    mapped = inlined(_mapped(step, traced, traced.batch_size), spell_out_broadcasts)
+    return with_program(traced, program_of(mapped))
 
 
 def _run_step(traced: TracedModel, rule: Rule, *values: jax.Array) -> list[jax.Array]:
@@ -88,16 +88,10 @@ def _run_step(traced: TracedModel, rule: Rule, *values: jax.Array) -> list[jax.A
     return results
 
 
-def _map_over_batch(
-    step: Callable[..., list[jax.Array]],
-    traced: TracedModel,
-    avals: Sequence[Aval],
-    batch_size: int,
-) -> tuple[Callable[..., list[jax.Array]], list[Aval]]:
-    """Vmap a step over the batch; every sample has its own random key.
-
-    Return the step, and the types of its arguments, given those for one sample.
-    """
+def _mapped(
+    step: Callable[..., list[jax.Array]], traced: TracedModel, batch_size: int
+) -> ClosedJaxpr:
+    """Trace a step that is vmapped over the batch; every sample has its own random key."""
     count = len(traced.argument_vars)
     is_key = [False] * count + [leaf.kind == "random" for leaf in traced.leaves]
     axes = [0] * count + [0 if _has_samples(leaf) else None for leaf in traced.leaves]
@@ -113,13 +107,13 @@ def _map_over_batch(
                 results[place] = results[place][0]
         return results
 
-    every = zip(avals, axes, is_key, strict=True)
-    return mapped, [
-        jax.ShapeDtypeStruct((batch_size, *aval.shape), aval.dtype)
-        if axis == 0 and not key
-        else aval
-        for aval, axis, key in every
-    ]
+    def batched(var: Var) -> Aval:
+        return jax.ShapeDtypeStruct((batch_size, *var.aval.shape), var.aval.dtype)
+
+    every = zip(traced.program.in_vars, axes, is_key, strict=True)
+    return trace_to_jaxpr(
+        mapped, [v.aval if axis is None or key else batched(v) for v, axis, key in every]
+    )
 
 
 def _has_samples(leaf: StateLeaf) -> bool:
@@ -265,9 +259,6 @@ def unrolled(
         outputs = evaluate_inlined(loop.body, [*loop.fixed, *carried, *slices], rule)
         carried, stacked = outputs[: len(carried)], outputs[len(carried) :]
         results.append(stacked)
-    if not results:
-        avals = (var.aval for var in equation.outvars[len(carried) :])
-        return [*carried, *(jnp.zeros(aval.shape, aval.dtype) for aval in avals)]
     in_order = results[::-1] if equation.params["reverse"] else results
     return [*carried, *(jnp.stack(column) for column in zip(*in_order, strict=True))]
 

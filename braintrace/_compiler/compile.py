@@ -17,37 +17,31 @@ Each pass has its own file. A pass returns new data and never modifies its argum
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import brainstate
+import jax
 
 from .._checks import check_model
+from .._errors import CompilationError, DtypeError
 from .._graph.graph import ETraceGraph
-from .._graph.method import FOLLOWS_ALL, TraceMethod
+from .._graph.hidden_group import HiddenParamOpRelation
+from .._graph.method import FOLLOWS_ALL, Jacobian, TraceMethod
+from .._graph.report import Diagnostic
 from .._graph.traced_model import TracedModel
-from .._typing import Path
-from .analysis import Analysis, states_as_outputs
-from .batch import batch_of
-from .canonicalize import with_loops_unrolled
-from .check_model import (
-    check_has_states,
-    check_hidden_states,
-    check_learns,
-    check_loops,
-    check_parameters,
-)
+from .._jax import source_line
+from .._typing import Path, path_name
+from .analysis import Analysis
+from .canonicalize import on_gradient_paths, with_loops_unrolled
 from .findings import diagnose, publish
-from .flat_state import about_layers, flattened_state, layers_of
-from .hidden_groups import GroupedStep, grouped
-from .hidden_states import hidden_arrays, with_memories, written
-from .jacobian_sparsity import structure_of
+from .flat_state import about_layers, flattened_state, layers_of, structure_of
+from .hidden_groups import GroupedStep, grouped, with_memories
 from .marks import marking_of
 from .readouts import with_filters
 from .relations import find_relations, marked_operations
 from .rings import with_registers
-from .trace import trace_model
-from .units import Units
+from .trace import batch_of, trace_model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,8 +107,13 @@ def compile_model(
     if options.readout_filters:
         traced, batch = with_filters(traced, batch)
 
-    # Groups of hidden states.
-    step = _grouped(options, traced)
+    # Weights that may learn: ETP operations whose operands are parameter-derived.
+    analysis = Analysis(traced.program)
+    operations = marked_operations(traced, analysis)
+
+    # Groups of hidden states: those with units in common. The walks back from them find the
+    # operations that reach them and the truncated paths.
+    step = grouped(traced, analysis, operations, options.every_state)
     check_has_states(model, step)
 
     # Relations: how the output of each ETP operation reaches the units of each group. Operations
@@ -133,7 +132,8 @@ def compile_model(
     # Report the gradient paths that this rule leaves out.
     findings = diagnose(step, every_relation, relations, jacobian)
     # Steps of an unrolled loop repeat their diagnostics.
-    diagnostics = tuple(dict.fromkeys([*findings, *about_layers(step, layers)]))
+    of_layers = about_layers(step, layers) if layers else ()
+    diagnostics = tuple(dict.fromkeys([*findings, *of_layers]))
     check_learns(model, step, every_relation, diagnostics, method.jacobian)
     publish(diagnostics, options.strict)
 
@@ -145,24 +145,90 @@ def compile_model(
     return dataclasses.replace(graph, trace_specs=specs), outside
 
 
-def _grouped(options: CompilerOptions, traced: TracedModel) -> GroupedStep:
-    """Analyse the step as it is and group its hidden states."""
-    # Facts about the program that several passes need are computed once.
-    analysis = Analysis(traced.program)
+# --- checks
 
-    # Weights that may learn: ETP operations whose operands are parameter-derived.
-    operations = marked_operations(traced, analysis)
 
-    # No trace can follow a nonlinear `custom_vjp`. A state after one that no later step reads is
-    # therefore an output, which needs no trace. The same holds for a readout, whose derivative goes
-    # through filters.
-    outputs = (*states_as_outputs(traced), *traced.filtered)
+def check_parameters(model: brainstate.nn.Module) -> None:
+    """Refuse parameters that cannot learn."""
+    for path, state in model.states(brainstate.ParamState).items():
+        for leaf in map(jax.numpy.asarray, jax.tree.leaves(state.value)):
+            if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact):
+                raise DtypeError(
+                    f"Parameter '{path_name(path)}' of shape {tuple(leaf.shape)} has dtype "
+                    f"{leaf.dtype}; a parameter that learns must be floating-point. Convert "
+                    "it, or keep it in a State that is not a `ParamState`."
+                )
 
-    # The units of the other hidden states, and the variables that the model continues with.
-    leaves = [leaf for leaf in written(traced, "hidden") if leaf not in outputs]
-    units = Units(analysis, leaves)
-    states = hidden_arrays(analysis, units)
 
-    # States with units in common are a group. The walks back from them find the operations that
-    # reach them and the truncated paths.
-    return grouped(traced, analysis, units, states, operations, outputs, options.every_state)
+def check_hidden_states(traced: TracedModel) -> None:
+    """Refuse complex hidden states."""
+    for leaf in traced.leaves:
+        if leaf.kind == "hidden" and jax.numpy.issubdtype(leaf.dtype, jax.numpy.complexfloating):
+            raise CompilationError(
+                f"Hidden state '{leaf.name}' of shape {leaf.shape} has dtype {leaf.dtype}; traces "
+                "need real states. Store the real and the imaginary part as two hidden states; "
+                "weights and inputs may be complex."
+            )
+
+
+def check_loops(traced: TracedModel) -> None:
+    """Refuse a ``while`` loop on a gradient path to a hidden state."""
+    program = traced.program
+    for index in program.making(on_gradient_paths(traced)):
+        equation = program.equations[index]
+        if equation.primitive.name == "while":
+            raise CompilationError(
+                f"A gradient path of `update` passes a `while` loop ({source_line(equation)}). A "
+                "loop of unknown length has no derivative backward. Use a loop of known length "
+                "(`scan`, `for_loop`, or `fori_loop` with static bounds), or pass what enters "
+                "the loop through `jax.lax.stop_gradient`."
+            )
+
+
+def check_has_states(model: brainstate.nn.Module, step: GroupedStep) -> None:
+    """Refuse a step without hidden states."""
+    if not step.groups and not step.traced.filtered:
+        raise CompilationError(
+            f"`{type(model).__name__}.update` writes no `brainstate.HiddenState` of a "
+            "floating-point dtype, so there is nothing to trace. Store the memory of the model "
+            "in a `brainstate.HiddenState`."
+        )
+
+
+def check_learns(
+    model: brainstate.nn.Module,
+    step: GroupedStep,
+    relations: Sequence[HiddenParamOpRelation],
+    diagnostics: Iterable[Diagnostic],
+    jacobian: Jacobian,
+) -> None:
+    """Refuse a model none of whose weights would learn online.
+
+    A full-Jacobian rule follows every parameter, marked or not. A rule of single steps follows
+    none.
+    """
+    if relations or step.traced.filtered or jacobian == "none" or jacobian in FOLLOWS_ALL:
+        return
+    names = ", ".join(state.name for state, _ in step.new_states)
+    parameters = {leaf.in_var for leaf in step.traced.parameters}
+    behind = step.analysis.program.ancestors(var for _, var in step.new_states)
+    if behind.isdisjoint(parameters):
+        raise CompilationError(
+            f"No parameter reaches a hidden state ({names}) of `{type(model).__name__}`: it is a "
+            'fixed reservoir, and its readout needs no trace. Use `Immediate` ("immediate"), '
+            "which is exact here."
+        )
+    has_marks = step.traced.has_found_marks or bool(step.operations)
+    advice = (
+        ""
+        if has_marks
+        else (
+            " Use `braintrace.matmul` (or `element_wise`, `conv`, `sparse_matmul`) for the weights "
+            "on the way into it, or `mark='auto'`: the compiler then marks the weights."
+        )
+    )
+    raise CompilationError(
+        f"No ETP operation with a parameter reaches a hidden state ({names}) of "
+        f"`{type(model).__name__}`, so no weight would learn online.{advice}"
+        + "".join(f"\n- {diagnostic}" for diagnostic in diagnostics)
+    )

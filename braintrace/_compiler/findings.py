@@ -7,7 +7,7 @@ weights and states behind that place lose it, and are named.
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -65,9 +65,9 @@ def diagnose(
     if jacobian == "none":
         yield from _without_trace(step, relations, carried, (), is_past=False)
         return
-    groups = [_Into(step, *pair) for pair in zip(step.groups, step.walks, strict=True)]
-    yield from (lost := [*chain(*map(_lost_on_the_way, groups))])
-    yield from _nonlinear(step, groups, carried)
+    pairs = zip(step.groups, step.walks, strict=True)
+    yield from (lost := [found for pair in pairs for found in _lost_on_the_way(step, *pair)])
+    yield from _into_weights(step, carried)
     named = {path for found in lost if found.level == "warning" for path in found.paths}
     yield from _without_trace(step, relations, carried, named)
     yield from step.traced.unmarked
@@ -90,101 +90,81 @@ def publish(diagnostics: Iterable[Diagnostic], strict: bool) -> None:
 # --- on the way into a hidden group
 
 
-class _Into(NamedTuple):
-    """A hidden group of a step, and the walks back from its states."""
+def _lost_on_the_way(
+    step: GroupedStep, group: HiddenGroup, walks: Sequence[Walk]
+) -> Iterator[Diagnostic]:
+    """Yield the paths into a group that the walks from its states have left out."""
+    program, names = step.analysis.program, _names(group.hidden_states)
+    others = frozenset(var for _, var in step.new_states if var not in group.new_vars)
+    inside = others | step.analysis.operations  # where an elementwise path into the group ends
+    has_memory = step.is_remembered(group) and not group.delay_line
 
-    step: GroupedStep
-    group: HiddenGroup
-    walks: Sequence[Walk]
+    def behind(operands: Iterable[Atom], ends: frozenset[Var]) -> set[Var]:
+        return program.ancestors(filter(carries_derivative, operands), ends)
 
-    @property
-    def others(self) -> frozenset[Var]:
-        """The new states of the other groups."""
-        return frozenset(v for _, v in self.step.new_states if v not in self.group.new_vars)
+    def fed_by(variables: set[Var]) -> list[str]:
+        """Return the states of other groups that feed the memory of this one."""
+        return _names(leaf for leaf, v in step.new_states if v in others & variables and has_memory)
 
-    @property
-    def inside(self) -> frozenset[Var]:
-        """The variables at which an elementwise path into the group ends."""
-        return self.others | self.step.analysis.operations
+    def states_among(variables: set[Var]) -> list[str]:
+        old = _names(leaf for leaf, _ in step.new_states if leaf.in_var in variables)
+        return list(dict.fromkeys([*old, *fed_by(variables)]))
 
-    def behind(self, operands: Iterable[Atom], ends: frozenset[Var]) -> set[Var]:
-        operands = filter(carries_derivative, operands)
-        return self.step.analysis.program.ancestors(operands, ends)
-
-    def states_among(self, variables: set[Var]) -> list[str]:
-        """Return states before the step, and states of other groups that feed a memory."""
-        old = _names(leaf for leaf, _ in self.step.new_states if leaf.in_var in variables)
-        return list(dict.fromkeys([*old, *self.fed_by(variables)]))
-
-    def fed_by(self, variables: set[Var]) -> list[str]:
-        if not self.step.is_remembered(self.group) or self.group.delay_line:
-            return []
-        return _names(leaf for leaf, v in self.step.new_states if v in self.others & variables)
-
-    def weights_among(self, variables: Collection[Var]) -> list[str]:
-        marked = (o.printed_paths for o in self.step.operations if o.y_var in variables)
+    def weights_among(variables: set[Var]) -> list[str]:
+        marked = (o.printed_paths for o in step.operations if o.y_var in variables)
         return list(dict.fromkeys(chain(*marked)))
 
-    def findings(
-        self, level: Level, kind: DiagnosticKind, sources: list[str], at: Equation, text: str
+    def lost(
+        level: Level, kind: DiagnosticKind, sources: list[str], at: Equation, text: str
     ) -> Iterator[Diagnostic]:
-        """Yield a diagnostic about the paths from some sources, if there are any."""
         if sources:
-            names = _names(self.group.hidden_states)
             message = f"{quoted(sources)} reaches {quoted(names)} {text}."
             yield Diagnostic(level, kind, message, (*sources, *names), source_line(at))
 
-
-def _lost_on_the_way(into: _Into) -> Iterator[Diagnostic]:
-    """Yield the paths into a group that its walks have left out."""
-    equations, behind = into.step.analysis.program.equations, dict[int, set[Var]]()
-    for walk in () if into.group.delay_line else into.walks:
+    coupled = dict[int, set[Var]]()
+    for walk in () if group.delay_line else walks:
         for use in sorted(walk.cuts):
-            operand = equations[use.equation].invars[use.operand]
+            operand = program.equations[use.equation].invars[use.operand]
             # A cut loses nothing of the new states that a downstream state reads as an output does.
-            found = into.behind([operand], into.inside | walk.stops)
-            behind.setdefault(use.equation, set()).update(found)
-    for index, variables in behind.items():
-        states, weights = into.states_among(variables), into.weights_among(variables)
+            coupled.setdefault(use.equation, set()).update(behind([operand], inside | walk.stops))
+    for index, variables in coupled.items():
+        equation, states = program.equations[index], states_among(variables)
         text = (
-            f"through `{equations[index].primitive.name}`, which couples units. This path counts "
+            f"through `{equation.primitive.name}`, which couples units. This path counts "
             "within the step only. "
             + ("A recurrent weight needs `braintrace.matmul`" if states else "Apply it after")
             + "; if the path must count in full, use `RTRL`, BPTT or a `window`"
         )
-        sources = [*states, *weights]
-        yield from into.findings("warning", "truncated", sources, equations[index], text)
-    for index in sorted({index for walk in into.walks for index in walk.weights_met}):
-        equation = equations[index]
+        yield from lost(
+            "warning", "truncated", [*states, *weights_among(variables)], equation, text
+        )
+    for index in sorted({index for walk in walks for index in walk.weights_met}):
+        equation = program.equations[index]
         through = f"through the ETP operation `{equation.primitive.name}`. "
-        variables = into.behind(equation.invars, into.others)
+        variables = behind(equation.invars, others)
         text = "Its weight learns online; D-RTRL truncates the path from state to state through it"
-        states = into.states_among(variables)
-        yield from into.findings("info", "truncated", states, equation, through + text)
+        yield from lost("info", "truncated", states_among(variables), equation, through + text)
         text = "A trace cannot carry one weight through another: on this path it gets the gradient "
         text += "of the current step. Apply the weight after the other one"
-        weights = into.weights_among(variables)
-        yield from into.findings("warning", "no-trace", weights, equation, through + text)
-    met = {found for walk in into.walks for found in walk.states_met}
+        yield from lost("warning", "no-trace", weights_among(variables), equation, through + text)
+    met = {found for walk in walks for found in walk.states_met}
     for index in sorted({index for index, _ in met}):
         text = "but not elementwise: by a broadcast, or by several slices. If this path must count "
         text += "in full, use BPTT or a `window`"
-        states = into.fed_by({var for i, var in met if i == index})
-        yield from into.findings("warning", "truncated", states, equations[index], text)
+        states = fed_by({var for i, var in met if i == index})
+        yield from lost("warning", "truncated", states, program.equations[index], text)
+    for equation, before in nonlinear_uses(program, group.new_vars, inside):
+        variables, text = behind(before, inside), f"through a {NONLINEAR[:-1]}"
+        sources = [*states_among(variables), *weights_among(variables)]
+        yield from lost("warning", "nonlinear-gradient", sources, equation, text)
 
 
-def _nonlinear(
-    step: GroupedStep, groups: Sequence[_Into], carried: Relations
-) -> Iterator[Diagnostic]:
-    """Yield the nonlinear backward rules on the way into groups and into weights."""
-    program = step.traced.program
-    for into in groups:
-        for equation, before in nonlinear_uses(program, into.group.new_vars, into.inside):
-            variables = into.behind(before, into.inside)
-            sources = [*into.states_among(variables), *into.weights_among(variables)]
-            text = f"through a {NONLINEAR[:-1]}"
-            yield from into.findings("warning", "nonlinear-gradient", sources, equation, text)
-    parameters = {leaf.in_var for leaf in step.traced.parameters}
+# --- weights
+
+
+def _into_weights(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
+    """Yield the nonlinear backward rules on the way into weights."""
+    program, parameters = step.traced.program, {leaf.in_var for leaf in step.traced.parameters}
     for relation in carried:
         for equation, before in nonlinear_uses(program, [*relation.trainable_vars.values()]):
             if not parameters.isdisjoint(program.ancestors(before)):
@@ -192,9 +172,6 @@ def _nonlinear(
                 message = f"{quoted(names)} enters `{name}` through a {NONLINEAR}"
                 line = source_line(equation)
                 yield Diagnostic("warning", "nonlinear-gradient", message, names, line)
-
-
-# --- weights
 
 
 def _without_trace(
@@ -218,25 +195,19 @@ def _without_trace(
     with_trace = {relation.equation: relation for relation in carried}
     refused = {relation.equation for relation in relations} - with_trace.keys()
     for operation in step.operations:
-        relation = with_trace.get(operation.equation)
-        level: Level = "warning"
+        relation, names = with_trace.get(operation.equation), operation.printed_paths
+        about = f"Weight {quoted(names)} of `{operation.primitive.name}`"
         if relation is None:
             level, reason, states = _reason(step, operation, refused, is_past)
-            text = f"{reason}. {NOW}"
-            if level == "warning" and states and set(operation.printed_paths) <= set(named):
-                continue
-        else:
-            partly = [step.groups[i.group] for i in relation.influences if i.mixed]
+            if level == "info" or not states or not set(names) <= set(named):
+                message, paths = f"{about} {reason}. {NOW}.", (*names, *states)
+                yield Diagnostic(level, "no-trace", message, paths, operation.source)
+        elif partly := [step.groups[i.group] for i in relation.influences if i.mixed]:
             states = _names(leaf for group in partly for leaf in group.hidden_states)
-            text = "has outputs that reach several units at once, other than by a broadcast. They "
-            text += "get the gradient of the current step. Let each output reach one unit"
-            if not partly:
-                continue
-        equation = step.analysis.program.equations[operation.equation]
-        names = operation.printed_paths
-        message = f"Weight {quoted(names)} of `{equation.primitive.name}` {text}."
-        kind: DiagnosticKind = "no-trace" if relation is None else "truncated"
-        yield Diagnostic(level, kind, message, (*names, *states), source_line(equation))
+            message = f"{about} has outputs that reach several units at once, other than by a "
+            message += "broadcast. They get the gradient of the current step. Let each output "
+            message += "reach one unit."
+            yield Diagnostic("warning", "truncated", message, (*names, *states), operation.source)
     if is_past:
         for equation in filter(holds_marked, step.analysis.program.equations):
             message = f"The weight of an ETP operation inside `{equation.primitive.name}` has no "
@@ -265,26 +236,9 @@ def _reason(
     return "info", "reaches no hidden state that a later step reads", []
 
 
-def _also_untagged(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
-    """Yield the traced weights that also reach a state by ordinary operations."""
-    program, equations = step.traced.program, step.traced.program.equations
-    operands = [atom for relation in carried for atom in relation.trainable_vars.values()]
-    behind = program.ancestors(operands)
-    for leaf in (leaf for leaf in step.traced.parameters if leaf.in_var in behind):
-        for index in program.uses_of(leaf.in_var):
-            states = _reached(step, equations[index].outvars, step.analysis.operations)
-            if index not in step.analysis.roles and states:
-                name = equations[index].primitive.name
-                message = f"Weight '{leaf.name}' of an ETP operation also reaches {quoted(states)} "
-                message += f"through `{name}`, an ordinary operation. {NOW} on this path. Use an "
-                message += "ETP operation there, too."
-                paths, line = (leaf.name, *states), source_line(equations[index])
-                yield Diagnostic("warning", "no-trace", message, paths, line)
-
-
 def _unseen(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
     """Yield the weights whose every path to a loss crosses two late connections."""
-    targets = seen_by_losses(step.traced, step.outputs)
+    targets = seen_by_losses(step.traced)
     seen = _seen(step, targets, frozenset())
     late = _seen(step, targets, frozenset(var for _, var in step.new_states))
     for group in step.groups:
@@ -329,29 +283,20 @@ def _not_marked(step: GroupedStep) -> Iterator[Diagnostic]:
 
     If the compiler itself has marked parameters, it reports the unmarked uses.
     """
-    if step.traced.has_found_marks:
+    unmarked = _outside_of(step, step.operations)
+    if step.traced.has_found_marks or not unmarked:
         return
-    program, equations = step.traced.program, step.traced.program.equations
-    operands = [atom for operation in step.operations for atom in operation.trainable_vars.values()]
-    marked = program.ancestors(operands)
-    leaves = [leaf for leaf in step.traced.parameters if leaf.in_var not in marked]
-    readouts = step.traced.readouts.keys()
-    recurrent = _recurrent_uses(step) if leaves else {}
-    for leaf in leaves:
-        states = _reached(step, [leaf.in_var])
-        uses = [
-            equations[index]
-            for index in program.uses_of(leaf.in_var)
-            if _reached(step, equations[index].outvars) and not holds_marked(equations[index])
-        ]
+    recurrent = _recurrent_uses(step)
+    for leaf in unmarked:
+        uses = _ordinary_uses(step, leaf, frozenset())
         if not uses:
             continue
-        equation = recurrent.get(leaf.in_var, uses[0])
+        states, at = _reached(step, [leaf.in_var]), recurrent.get(leaf.in_var, uses[0][0])
         level: Level = "warning" if leaf.in_var in recurrent else "info"
         # A readout with a filter has no other memory.
-        is_readout = level == "info" and set(states) <= readouts
+        is_readout = level == "info" and set(states) <= step.traced.readouts.keys()
         kind: DiagnosticKind = "truncated" if is_readout else "not-marked"
-        name, lost = equation.primitive.name, lost_mark(equation)
+        name, lost = at.primitive.name, lost_mark(at)
         operation = {"dot_general": "matmul", "conv_general_dilated": "conv"}.get(name)
         advice = f"`braintrace.{operation or 'element_wise'}`, or compile with `mark='auto'`"
         if lost is not None:
@@ -359,7 +304,37 @@ def _not_marked(step: GroupedStep) -> Iterator[Diagnostic]:
             advice = "`braintrace.grouped_matmul` or `einsum` with the mapped axis in the weight"
         message = f"Weight '{leaf.name}' reaches {quoted(states)} through `{name}`, an ordinary "
         message += f"operation. {NOW}. Use {advice}."
-        yield Diagnostic(level, kind, message, (leaf.name, *states), source_line(equation))
+        yield Diagnostic(level, kind, message, (leaf.name, *states), source_line(at))
+
+
+def _also_untagged(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
+    """Yield the traced weights that also reach a state by ordinary operations."""
+    untraced = _outside_of(step, carried)
+    for leaf in (leaf for leaf in step.traced.parameters if leaf not in untraced):
+        for equation, states in _ordinary_uses(step, leaf, step.analysis.operations):
+            name = equation.primitive.name
+            message = f"Weight '{leaf.name}' of an ETP operation also reaches {quoted(states)} "
+            message += f"through `{name}`, an ordinary operation. {NOW} on this path. Use an "
+            message += "ETP operation there, too."
+            paths, line = (leaf.name, *states), source_line(equation)
+            yield Diagnostic("warning", "no-trace", message, paths, line)
+
+
+def _outside_of(step: GroupedStep, operations: Relations) -> list[StateLeaf]:
+    """Return the parameters that no operand of some operations depends on."""
+    operands = (atom for operation in operations for atom in operation.trainable_vars.values())
+    behind = step.analysis.program.ancestors(operands)
+    return [leaf for leaf in step.traced.parameters if leaf.in_var not in behind]
+
+
+def _ordinary_uses(
+    step: GroupedStep, leaf: StateLeaf, ends: frozenset[Var]
+) -> list[tuple[Equation, list[str]]]:
+    """Return the ordinary operations on a parameter, and the states that each of them reaches."""
+    program, roles = step.analysis.program, step.analysis.roles
+    equations = (program.equations[i] for i in program.uses_of(leaf.in_var) if i not in roles)
+    each = ((e, _reached(step, e.outvars, ends)) for e in equations if not holds_marked(e))
+    return [(equation, states) for equation, states in each if states]
 
 
 def _recurrent_uses(step: GroupedStep) -> Mapping[Var, Equation]:

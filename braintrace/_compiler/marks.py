@@ -28,7 +28,7 @@ from .._etrace_op.mark import reaches_region
 from .._etrace_op.primitive import lost_mark
 from .._etrace_op.registry import is_marked
 from .._graph.report import Diagnostic, quoted
-from .._graph.traced_model import StateLeaf, TracedModel
+from .._graph.traced_model import TracedModel
 from .._jax import (
     OWN_DERIVATIVE,
     Atom,
@@ -45,7 +45,7 @@ from .._jaxpr.evaluate import Constants, Rule, evaluate, evaluate_all, inlined
 from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
 from .._jaxpr.program import CONSTANT, Program, carries_derivative, program_of
 from .._typing import Path, path_name
-from .analysis import couples, time_of
+from .analysis import couples, times_of_inputs
 from .canonicalize import by_rules, selected, unrolled, with_program
 
 Use: TypeAlias = tuple[int, tuple[int, ...]]
@@ -130,9 +130,10 @@ def _marked(
     traced: TracedModel, wants: Callable[[Path], bool], unroll_limit: int, in_region: bool
 ) -> TracedModel:
     """Return a step with the marks of some parameters."""
-    is_mapped = traced.batch_size is not None
-    inputs = [BindingTime.DATA] * len(traced.argument_vars)
-    inputs += [_time_of(leaf, is_mapped, wants) for leaf in traced.leaves]
+    inputs = times_of_inputs(traced)
+    for place, leaf in enumerate(traced.leaves, len(traced.argument_vars)):
+        if leaf.kind == "parameter" and not wants(leaf.path):
+            inputs[place] = BindingTime.CONSTANT
     wanted = [False] * len(traced.output_atoms)
     wanted += [leaf.kind == "hidden" for leaf in traced.written]
     program = traced.program
@@ -144,22 +145,14 @@ def _marked(
             break
         program = program_of(inlined(by_rules(program, expansions).jaxpr))
 
-    marks = _Marks(uses)
     rules: dict[int, Rule] = {}
     unmarked = []
     for use in uses:
-        rule, reasons = _rule_for(marks, use, unroll_limit)
+        rule, reasons = _rule_for(uses, use, unroll_limit)
         rules.update({use[0]: rule} if rule is not None else {})
         unmarked += [_diagnostic(traced, uses, use[0], *reason) for reason in reasons]
-    marked = with_program(traced, program_of(marks.run(rules, wanted)))
+    marked = with_program(traced, program_of(uses.run(rules, wanted)))
     return dataclasses.replace(marked, unmarked=(*traced.unmarked, *unmarked))
-
-
-def _time_of(leaf: StateLeaf, is_mapped: bool, wants: Callable[[Path], bool]) -> BindingTime:
-    """Return the binding time of a State's leaf; unmarked parameters are constants."""
-    time = time_of(leaf.kind, leaf.out_var is not None or (is_mapped and leaf.per_sample))
-    is_unwanted = time is BindingTime.PARAMETER and not wants(leaf.path)
-    return BindingTime.CONSTANT if is_unwanted else time
 
 
 def _expansion(equation: Equation, unroll_limit: int) -> Rule | None:
@@ -244,41 +237,25 @@ class ParametricUses:
             var = before
         return var
 
-
-# --- marks
-
-
-class _Marks:
-    """The elementwise marks of a program, while it is traced.
-
-    Parameters
-    ----------
-    uses
-        The uses of parameters in the program.
-    """
-
-    def __init__(self, uses: ParametricUses) -> None:
-        self.uses = uses
-
     def run(self, rules: dict[int, Rule], wanted: Sequence[bool]) -> Any:
         """Trace the program with rules for the uses; a wanted result may be parameter-derived."""
-        program = self.uses.program
+        program = self.program
 
-        def marked(*values: jax.Array) -> list[Any]:
+        def run(*values: jax.Array) -> list[Any]:
             self._inputs = dict(zip(program.in_vars, values, strict=True))
-            self._marked: dict[Var, Any] = {}
+            self._marked = dict[Var, Any]()
             results = evaluate_all(program.jaxpr, values, rules)
             each = zip(results, program.out_atoms, wanted, strict=True)
             return [
-                self.value(atom) if counts and atom in self.uses.results else result
+                self.marked(atom) if counts and atom in self.results else result
                 for result, atom, counts in each
             ]
 
-        return trace_to_jaxpr(marked, [var.aval for var in program.in_vars])
+        return trace_to_jaxpr(run, [var.aval for var in program.in_vars])
 
-    def value(self, var: Var) -> Any:
-        """Return the value of a parameter-derived variable after its mark."""
-        program, source = self.uses.program, self.uses.source(var)
+    def marked(self, var: Var) -> Any:
+        """Return the value of a parameter-derived variable after its mark, during a `run`."""
+        program, source = self.program, self.source(var)
         if source not in self._marked:
             (value,) = evaluate(program, [source], self._inputs)
             self._marked[source] = etp_elemwise_p.bind(value)
@@ -286,11 +263,14 @@ class _Marks:
         return self._marked[var]
 
 
+# --- marks
+
+
 def _rule_for(
-    marks: _Marks, use: Use, unroll_limit: int
+    uses: ParametricUses, use: Use, unroll_limit: int
 ) -> tuple[Rule | None, list[tuple[tuple[int, ...], str]]]:
     """Return the rule that marks a use, and the operands without a mark, with the reason."""
-    uses, (index, operands) = marks.uses, use
+    (index, operands), constants = use, uses.constants
     equation = uses.program.equations[index]
     if len(operands) == 1 and any(map(uses.is_data, equation.invars)):
         product = _product_of(equation, *operands)
@@ -298,12 +278,12 @@ def _rule_for(
             return None, [(operands, product)]
         if product is not None:
             return product, []
-    passing = {i for i in operands if not couples(uses.constants, equation, i)}
+    passing = {i for i in operands if not couples(constants, equation, i)}
     others = tuple(i for i in operands if i not in passing)
 
     def rule(equation: Equation, values: list[Any]) -> list[Any]:
         atoms = enumerate(zip(equation.invars, values, strict=True))
-        return bind(equation, [marks.value(a) if i in passing else v for i, (a, v) in atoms])
+        return bind(equation, [uses.marked(a) if i in passing else v for i, (a, v) in atoms])
 
     return rule, [(others, _why_unmarked(equation, unroll_limit))] if others else []
 

@@ -27,11 +27,8 @@ from .._jaxpr.evaluate import Constants, evaluate, evaluate_all, evaluate_inline
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import Path
-from .analysis import states_as_outputs
-from .batch import with_axes
 from .canonicalize import spell_out_broadcasts, with_program
-from .hidden_groups import seen_by_losses
-from .hidden_states import written
+from .hidden_groups import seen_by_losses, written
 
 _SUMS = ("add", "add_any", "sub")
 _FACTORS = ("mul", "div", "neg", "convert_element_type", "copy")
@@ -52,7 +49,8 @@ def with_filters(traced: TracedModel, batch: Batch) -> tuple[TracedModel, Batch]
     added = zip(paths, new.in_vars[-len(paths) :], new.out_atoms[-len(paths) :], strict=True)
     filters = [StateLeaf(path, 0, "hidden", False, True, var, out) for path, var, out in added]
     ends = {leaf.name: leaf for leaf in again.leaves}
-    axes = {leaf.path: _axis(batch, leaf, ends[leaf.path[1]]) for leaf in filters}
+    axes = {leaf.path: (_axis(batch, leaf, ends[leaf.path[1]]),) for leaf in filters}
+    unclear = () if batch.samples is None else (p for p, axis in axes.items() if axis == (None,))
     filtered = dataclasses.replace(
         again,
         leaves=(*again.leaves, *filters),
@@ -60,7 +58,7 @@ def with_filters(traced: TracedModel, batch: Batch) -> tuple[TracedModel, Batch]
         readouts={readout.leaf.name: readout.parameters for readout in readouts},
         unfiltered=traced,
     )
-    return filtered, with_axes(batch, axes)
+    return filtered, Batch(batch.samples, {**batch.axes, **axes}, (*batch.unclear, *unclear))
 
 
 def _axis(batch: Batch, leaf: StateLeaf, end: StateLeaf) -> int | None:
@@ -100,9 +98,8 @@ class _Finder:
     """Find the hidden states that are leaky readouts of other states."""
 
     def __init__(self, traced: TracedModel, batch: Batch) -> None:
-        self._program, outputs = traced.program, states_as_outputs(traced)
+        self._program, self.states = traced.program, written(traced, "hidden")
         self._constants = Constants(traced.program)
-        self.states = [leaf for leaf in written(traced, "hidden") if leaf not in outputs]
         self._parameters, unwritten = traced.parameters, ("parameter", "other")
         # A State that resets do not concern, such as a feedback matrix, is fixed as a weight is.
         kept = (leaf for leaf in traced.leaves if leaf.path not in batch.axes)
@@ -112,7 +109,7 @@ class _Finder:
         old = [leaf.in_var for leaf in self.states]
         self._learning = self._program.descendants(weights)
         self._followed = self._program.descendants([*weights, *old])
-        self._targets = seen_by_losses(traced, outputs)
+        self._targets = seen_by_losses(traced)
 
     def __call__(self, leaf: StateLeaf) -> _Readout | None:
         """Return a state as a readout; ``None``: it is not one."""

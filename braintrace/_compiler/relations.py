@@ -18,7 +18,7 @@ from .._jaxpr.dataflow import BindingTime
 from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.program import reached
 from .._typing import path_name
-from .analysis import Analysis, numbered, time_of_leaf
+from .analysis import Analysis, numbered, times_of_inputs
 from .hidden_groups import GroupedStep
 from .walk import BROADCAST, Walk
 
@@ -30,6 +30,7 @@ def marked_operations(traced: TracedModel, analysis: Analysis) -> list[HiddenPar
     """
     program = analysis.program
     by_var = {leaf.in_var: leaf for leaf in traced.leaves}
+    inputs = dict(zip(program.in_vars, times_of_inputs(traced), strict=True))
     # Transformations trace a function more than once and leave unused equations.
     used = program.depends_on(program.out_atoms)
     operations: list[HiddenParamOpRelation] = []
@@ -49,7 +50,7 @@ def marked_operations(traced: TracedModel, analysis: Analysis) -> list[HiddenPar
         if not leaves:
             continue
         read = program.depends_on(operands.values())
-        times = {var: time_of_leaf(by_var.get(var)) for var in program.in_vars if var in read}
+        times = {var: time for var, time in inputs.items() if var in read}
         held = (by_var[var].path for var, time in times.items() if time is BindingTime.CONSTANT)
         data = (by_var.get(var) for var, time in times.items() if time is BindingTime.DATA)
         names = (leaf.name if leaf else "an argument of `update`" for leaf in data)

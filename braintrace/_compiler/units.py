@@ -26,11 +26,11 @@ from .._graph.hidden_group import Ids
 from .._graph.traced_model import StateLeaf
 from .._jax import OWN_DERIVATIVE, Equation, Var, is_var
 from .._jaxpr.dataflow import Question, flows_from, flows_of_results
-from .._jaxpr.lattices import BOTTOM, TOP, Flow, Labels, joined
+from .._jaxpr.lattices import BOTTOM, TOP, Flow, Labels
 from .._jaxpr.primitives import PRODUCTS, chosen_axes, columns_of, moved_operands, sources_of
 from .._jaxpr.program import carries_derivative
-from .analysis import Analysis, numbered
-from .walk import Walk, is_write, walk_back
+from .analysis import Analysis, numbered, through_derivative
+from .walk import Walk, is_write
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -214,15 +214,8 @@ class Units:
             if marked is not None:
                 through = operands[0] if marked == "transparent" else None
                 return [through] * len(equation.outvars)
-            if name not in OWN_DERIVATIVE:
-                return None
-            # A custom derivative is followed as if it were elementwise.
-            shapes = [var.aval.shape for var in equation.outvars]
-            rank = lattice.rank
-            return [
-                joined(lattice, [f for f in operands if f is not None and _shape(f, rank) == shape])
-                for shape in shapes
-            ]
+            own_derivative = name in OWN_DERIVATIVE
+            return through_derivative(lattice, equation, operands) if own_derivative else None
 
         return Question(lattice, derivatives=True, special=special)
 
@@ -242,7 +235,7 @@ class Units:
             self._source[state.numbers] = own[new]
         place = _ends(np.where(self._source == np.arange(self.unit.size), BOTTOM, self._source))
         ids = np.asarray(place[state.numbers], np.int32)
-        return walk_back(self._analysis, {new: ids}, own, place, writes_anywhere=True)
+        return Walk(self._analysis, {new: ids}, own, place, writes_anywhere=True)
 
     # --- growth
 
@@ -323,10 +316,6 @@ def _ends(source: np.ndarray) -> np.ndarray:
         if np.array_equal(before, end):
             break
     return np.where(first[end] == end, end, every)
-
-
-def _shape(flow: np.ndarray, rank: int) -> tuple[int, ...]:
-    return flow.shape[: flow.ndim - rank]
 
 
 def _elements(analysis: Analysis, leaves: Sequence[StateLeaf]) -> Iterator[Elements]:

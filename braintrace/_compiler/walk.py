@@ -11,7 +11,6 @@ An element of an old state that moves to another unit is coupling as well. The *
 variable's elements detects it: the unit that they depend on, as the labels of `Units` say.
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
@@ -39,110 +38,8 @@ _Use: TypeAlias = tuple[Cut, Ids]
 """A use of a variable, and the ids that the variable receives through it."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Walk:
-    """A walk back from new hidden states; see `walk_back`.
-
-    Attributes
-    ----------
-    analysis, labels, place, stops, writes_anywhere
-        The parameters of `walk_back`.
-    ids
-        Unit ids of every variable that reaches the state elementwise.
-    received
-        The uses through which a variable has received ids, until all its readers are visited.
-    cuts
-        The uses of variables that are held constant.
-    roots
-        Variables at which a broadcast from fewer elements begins.
-    weights_met
-        Equations of the opaque operations at which the walk ended.
-    states_met
-        Variables of ``stops`` that the walk reached, each with an equation that reads it.
-    """
-
-    analysis: Analysis
-    labels: Mapping[Var, Ids]
-    place: np.ndarray
-    stops: frozenset[Var]
-    writes_anywhere: bool
-    ids: dict[Var, Ids]
-    received: dict[Var, list[_Use]] = dataclasses.field(default_factory=dict)
-    cuts: set[Cut] = dataclasses.field(default_factory=set)
-    roots: list[Var] = dataclasses.field(default_factory=list)
-    weights_met: list[int] = dataclasses.field(default_factory=list)
-    states_met: list[tuple[int, Var]] = dataclasses.field(default_factory=list)
-
-    def go_through(self, index: int) -> None:
-        """Give the operands of an equation the ids that they receive through it."""
-        equation = self.analysis.program.equations[index]
-        for var in equation.outvars:
-            self.settle(var)
-        out_ids = [None if v in self.stops else self.ids.get(v) for v in equation.outvars]
-        if all(ids is None for ids in out_ids):
-            return
-        role = self.analysis.roles.get(index)
-        if role == "opaque":
-            self.weights_met.append(index)
-            return
-        received, cut = [out_ids[0], *[None] * (len(equation.invars) - 1)], list[int]()
-        if role != "transparent":
-            constants = self.analysis.constants
-            received, cut = back_through(constants, equation, out_ids, self.writes_anywhere)
-        pairs = [*zip(equation.invars, received, strict=True)]
-        own = [ids if carries_derivative(atom) else None for atom, ids in pairs]
-        if _begins_fan_out(own, out_ids):
-            self.roots.extend(equation.outvars)
-        for operand, (atom, ids) in enumerate(zip(equation.invars, own, strict=True)):
-            if ids is not None and np.any(ids != BOTTOM):
-                self.received.setdefault(atom, []).append((Cut(index, operand), ids))
-        moving = (operand for operand in cut if carries_derivative(equation.invars[operand]))
-        self.cuts.update(Cut(index, operand) for operand in moving)
-
-    def settle(self, var: Var) -> None:
-        """Determine the ids of a variable when all its uses are known."""
-        if var in self.ids or var not in self.received:
-            return
-        in_place, moved = _parted(self.received.pop(var), self._origin_of(var))
-        if not in_place and self._is_followed(var, moved):
-            in_place, moved = moved, []
-        if not moved and var in self.labels:
-            # Of the uses of an old state that reach different units, the one in order counts.
-            in_place, moved = _in_order(in_place)
-        self.cuts.update(use for use, _ in moved)
-        if not in_place:
-            return
-        self.ids[var] = _merged(in_place)
-        if var in self.stops:
-            self.states_met.extend((use.equation, var) for use, _ in in_place)
-
-    def _is_followed(self, var: Var, uses: Sequence[_Use]) -> bool:
-        """Return whether a moved old state is cut further back, nearer to the state itself.
-
-        Values that join it on the way, such as an input, reach the units without a move.
-        """
-        is_computed = var in self.analysis.program.producer and var not in self.stops
-        return is_computed and all(np.array_equal(ids, uses[0][1]) for _, ids in uses)
-
-    def _origin_of(self, var: Var) -> Ids | None:
-        """Return the unit that each element of a variable depends on."""
-        labels = self.labels.get(var)
-        if labels is None:
-            return None
-        numbers = np.where(labels >= 0, self.place[labels], _ANY)
-        is_computed = var in self.analysis.program.producer
-        return np.where(numbers == BOTTOM, _ANY if is_computed else _ELSEWHERE, numbers)
-
-
-def walk_back(
-    analysis: Analysis,
-    start: Mapping[Var, Ids],
-    labels: Mapping[Var, Ids],
-    place: np.ndarray,
-    stops: frozenset[Var] = frozenset(),
-    writes_anywhere: bool = False,
-) -> Walk:
-    """Carry unit ids from new hidden states to all their ancestors.
+    """A walk back from new hidden states to all their ancestors.
 
     Parameters
     ----------
@@ -158,15 +55,102 @@ def walk_back(
         Variables at which the walk stops: new values of other groups.
     writes_anywhere
         See `back_through`.
+
+    Attributes
+    ----------
+    ids
+        Unit ids of every variable that reaches the state elementwise.
+    cuts
+        The uses of variables that are held constant.
+    roots
+        Variables at which a broadcast from fewer elements begins.
+    weights_met
+        Equations of the opaque operations at which the walk ended.
+    states_met
+        Variables of ``stops`` that the walk reached, each with an equation that reads it.
     """
-    walk = Walk(analysis, labels, place, stops, writes_anywhere, dict(start))
-    for index in analysis.program.backward(start, walk.received):
-        walk.go_through(index)
-    for var in list(walk.received):
-        walk.settle(var)
-    for var in stops:
-        walk.ids.pop(var, None)
-    return walk
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        start: Mapping[Var, Ids],
+        labels: Mapping[Var, Ids],
+        place: np.ndarray,
+        stops: frozenset[Var] = frozenset(),
+        writes_anywhere: bool = False,
+    ) -> None:
+        self._analysis, self._labels, self._place = analysis, labels, place
+        self.stops, self._writes_anywhere = stops, writes_anywhere
+        self.ids, self.cuts, self.roots = dict(start), set[Cut](), list[Var]()
+        self.weights_met, self.states_met = list[int](), list[tuple[int, Var]]()
+        # The uses through which a variable has received ids, until all its readers are visited.
+        self._received: dict[Var, list[_Use]] = {}
+        for index in analysis.program.backward(start, self._received):
+            self._go_through(index)
+        for var in list(self._received):
+            self._settle(var)
+        for var in stops:
+            self.ids.pop(var, None)
+
+    def _go_through(self, index: int) -> None:
+        """Give the operands of an equation the ids that they receive through it."""
+        equation = self._analysis.program.equations[index]
+        for var in equation.outvars:
+            self._settle(var)
+        out_ids = [None if v in self.stops else self.ids.get(v) for v in equation.outvars]
+        if all(ids is None for ids in out_ids):
+            return
+        role = self._analysis.roles.get(index)
+        if role == "opaque":
+            self.weights_met.append(index)
+            return
+        received, cut = [out_ids[0], *[None] * (len(equation.invars) - 1)], list[int]()
+        if role != "transparent":
+            constants = self._analysis.constants
+            received, cut = back_through(constants, equation, out_ids, self._writes_anywhere)
+        pairs = [*zip(equation.invars, received, strict=True)]
+        own = [ids if carries_derivative(atom) else None for atom, ids in pairs]
+        if _begins_fan_out(own, out_ids):
+            self.roots.extend(equation.outvars)
+        for operand, (atom, ids) in enumerate(zip(equation.invars, own, strict=True)):
+            if ids is not None and np.any(ids != BOTTOM):
+                self._received.setdefault(atom, []).append((Cut(index, operand), ids))
+        moving = (operand for operand in cut if carries_derivative(equation.invars[operand]))
+        self.cuts.update(Cut(index, operand) for operand in moving)
+
+    def _settle(self, var: Var) -> None:
+        """Determine the ids of a variable when all its uses are known."""
+        if var in self.ids or var not in self._received:
+            return
+        in_place, moved = _parted(self._received.pop(var), self._origin_of(var))
+        if not in_place and self._is_followed(var, moved):
+            in_place, moved = moved, []
+        if not moved and var in self._labels:
+            # Of the uses of an old state that reach different units, the one in order counts.
+            in_place, moved = _in_order(in_place)
+        self.cuts.update(use for use, _ in moved)
+        if not in_place:
+            return
+        self.ids[var] = _merged(in_place)
+        if var in self.stops:
+            self.states_met.extend((use.equation, var) for use, _ in in_place)
+
+    def _is_followed(self, var: Var, uses: Sequence[_Use]) -> bool:
+        """Return whether a moved old state is cut further back, nearer to the state itself.
+
+        Values that join it on the way, such as an input, reach the units without a move.
+        """
+        is_computed = var in self._analysis.program.producer and var not in self.stops
+        return is_computed and all(np.array_equal(ids, uses[0][1]) for _, ids in uses)
+
+    def _origin_of(self, var: Var) -> Ids | None:
+        """Return the unit that each element of a variable depends on."""
+        labels = self._labels.get(var)
+        if labels is None:
+            return None
+        numbers = np.where(labels >= 0, self._place[labels], _ANY)
+        is_computed = var in self._analysis.program.producer
+        return np.where(numbers == BOTTOM, _ANY if is_computed else _ELSEWHERE, numbers)
 
 
 def _begins_fan_out(received: Sequence[Ids | None], out_ids: Sequence[Ids | None]) -> bool:

@@ -95,26 +95,10 @@ class Vjp:
         return flows
 
 
+@functools.lru_cache(maxsize=1024)
 def vjp_of(equation: Equation) -> Vjp:
-    """Return the vjp of an equation; equal equations share one."""
-    atoms = tuple((a.aval, carries_derivative(a)) for a in (*equation.invars, *equation.outvars))
-    key = _Alike(equation), equation.primitive, tuple(equation.params.items()), atoms
-    try:
-        return _vjp_of_alike(*key)
-    except TypeError:  # parameters of a foreign operation that cannot be compared
-        return _vjp_of_alike.__wrapped__(*key)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Alike:
-    """An equation, of which the other parts of a cache key have all that counts."""
-
-    equation: Equation = dataclasses.field(compare=False)
-
-
-@functools.lru_cache(maxsize=256)
-def _vjp_of_alike(alike: _Alike, *key: Any) -> Vjp:
-    equation, count = alike.equation, len(alike.equation.invars)
+    """Return the vjp of an equation."""
+    count = len(equation.invars)
     inputs = tuple(i for i, atom in enumerate(equation.invars) if carries_derivative(atom))
     outputs = tuple(k for k, atom in enumerate(equation.outvars) if carries_derivative(atom))
 
