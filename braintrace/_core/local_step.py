@@ -51,7 +51,6 @@ from .sites import (
     at_elements,
     names_of,
     new_slots_to_elements,
-    new_state_to_elements,
     old_state_to_elements,
     row_name,
     sum_of,
@@ -371,12 +370,6 @@ def _joined(taps: Sequence[Tap]) -> Tap:
     return dataclasses.replace(taps[0], outputs=of_any)
 
 
-def new_states(graph: ETraceGraph, group: HiddenGroup, recorded: Mapping[str, jax.Array]) -> States:
-    """Return the values of a group's states after a step, per unit, from records of states."""
-    names = names_of(graph.traced.program, group.new_vars)
-    return {a: new_state_to_elements(group, a, recorded[name]) for a, name in enumerate(names)}
-
-
 def blocks(
     graph: ETraceGraph, group: HiddenGroup, values: Values
 ) -> tuple[dict[tuple[int, int], jax.Array], dict[str, jax.Array]]:
@@ -385,13 +378,6 @@ def blocks(
     The unit row of each state is pulled back on its own: it has no entries for other states. The
     rows of many states that all act on each other, as in a neuron with compartments, are pulled
     back together: their program is as long as that of one.
-
-    Parameters
-    ----------
-    graph, group
-        The compiled model, and one of its groups.
-    values
-        See `LocalStep`.
     """
     D, Df = dict[tuple[int, int], jax.Array](), dict[str, jax.Array]()
     for state, of_old, outputs in _unit_rows(graph, group, values):

@@ -29,13 +29,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._core.gradient import add, like, operand_shapes
-from .._core.local_step import blocks, new_states, values_of
-from .._core.sites import at_elements, at_entry, signals, x_key
+from .._core.local_step import blocks, values_of
+from .._core.sites import at_elements, at_entry, names_of, new_state_to_elements, signals, x_key
 from .._core.step_program import scan_records
 from .._core.traces import as_arrays, reset_traces, widened
 from .._errors import ShapeError, in_words
 from .._etrace_op.registry import Arrays
 from .._graph.graph import ETraceGraph
+from .._graph.hidden_group import HiddenGroup
 from .._graph.method import Adjoints, Chunk, Jacobian, Signal, TraceMethod, Traces, Weights
 from .._graph.trace_spec import Role, TraceSpec, TraceSpecs
 from .._jax import struct_of
@@ -230,7 +231,7 @@ def _advanced(graph: ETraceGraph, parts: Parts, arrays: Arrays, recorded: Record
     (x, values, reset), new = recorded, Arrays()
     local = values_of(graph, values)
     of_groups = {g.index: blocks(graph, g, local) for g in graph.traced_groups}
-    states = {g.index: new_states(graph, g, values) for g in graph.traced_groups}
+    states = {g.index: _new_states(graph, g, values) for g in graph.traced_groups}
     for part in parts:
         place, index = part.site.place, part.site.indices
         own, (D, Df) = {key: arrays[key] for key in part.specs}, of_groups[place.group.index]
@@ -251,6 +252,14 @@ def _advanced(graph: ETraceGraph, parts: Parts, arrays: Arrays, recorded: Record
         part = dataclasses.replace(part, site=dataclasses.replace(part.site, new_states=after))
         new |= part.advance(own, None if part.rule.jacobian == "none" else J, inputs, F)
     return new
+
+
+def _new_states(
+    graph: ETraceGraph, group: HiddenGroup, values: Mapping[str, jax.Array]
+) -> dict[int, jax.Array]:
+    """Return the values of a group's states after a step, per unit."""
+    names = names_of(graph.traced.program, group.new_vars)
+    return {a: new_state_to_elements(group, a, values[name]) for a, name in enumerate(names)}
 
 
 def _contracted(
