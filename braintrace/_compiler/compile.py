@@ -50,7 +50,7 @@ class CompilerOptions:
 
     Attributes
     ----------
-    strict, unroll_limit, readout_filters, mark
+    strict, unroll_limit, mark
         See `compile_etrace_graph`.
     every_state
         Whether states that no later step reads elementwise have traces as well.
@@ -62,7 +62,6 @@ class CompilerOptions:
 
     strict: bool = False
     unroll_limit: int = 32
-    readout_filters: bool = False
     mark: Any = None
     every_state: bool = False
     rule: str = "D_RTRL"
@@ -104,7 +103,7 @@ def compile_model(
     batch = batch_of(model, batch_size, options.samples)
 
     # The memory of a leaky readout becomes a function of filters of the units that feed it.
-    if options.readout_filters:
+    if method.filters_readouts:
         traced, batch = with_filters(traced, batch)
 
     # Weights that may learn: ETP operations whose operands are parameter-derived.

@@ -124,6 +124,11 @@ class TraceMethod(Protocol):
         ``'none'``: paths pass through within the step, and none leads to the states before it.
         """
 
+    @property
+    def filters_readouts(self) -> bool:
+        """Whether leaky readouts get filters, by which their gradients are exact."""
+        return False
+
     def carries(self, relation: HiddenParamOpRelation) -> bool:
         """Test whether an ETP operation has traces; otherwise its weights are untraced.
 

@@ -82,7 +82,6 @@ class BaseLearner(brainstate.nn.Module):
     """What the methods of a `Learner` use: its model, compiled steps, traces and programs."""
 
     names: ClassVar[tuple[str, ...]] = ()  # for `braintrace.compile`
-    readout_filters: bool = False  # whether leaky readouts are filtered
     rule: str = ""  # as text; equal text means compatible traces
     method: TraceMethod
 
@@ -159,7 +158,6 @@ class BaseLearner(brainstate.nn.Module):
                 every_state=purpose.every_state,
                 rule=type(self).__name__,
                 samples=self.samples_of_model,
-                readout_filters=self.readout_filters,
             )
             mapped = batch_size if self.is_mapped else None
             graph, outside = compile_model(self.module, example, mapped, options, self.method)

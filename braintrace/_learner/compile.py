@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import brainstate
@@ -26,7 +26,7 @@ from .._rules.by_path import ComposedTraces, Part
 from .._rules.custom_rules import method_of
 from .._rules.late import LateTraces
 from .._rules.protocol import Rule, check_rule, rule_in_words
-from .._typing import Path, path_name
+from .._typing import path_name
 from ..sharding import DataAxis
 from .arguments import first_step
 from .learner import Learner
@@ -204,9 +204,7 @@ def compile_etrace_graph(
     >>> [relation.printed_paths for relation in graph.hidden_param_op_relations]
     [('u',), ('W/weight',)]
     """
-    options = CompilerOptions(
-        strict=strict, unroll_limit=unroll_limit, readout_filters=True, mark=mark
-    )
+    options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
     return compile_model(model, arguments, batch_size, options, LateTraces())[0]
 
 
@@ -266,7 +264,6 @@ def _class_of(rule: Any) -> type[Learner]:
     told = {
         "method": method,
         "rule": rule_in_words(rule),
-        "readout_filters": rule.jacobian == "elementwise",
         "__module__": own.__module__,
     }
     return type(own.__name__, (Learner,), told)
@@ -344,9 +341,9 @@ def choose_by_path(learner: Learner, rules: Mapping[Any, Any]) -> None:
                 f"`{where}` matches no parameter of `{type(model).__name__}`; its parameters are "
                 f"{quoted(list(map(path_name, paths)))}."
             )
-        parts.append(_part_of(algorithm_of(algorithm, where)(model, **options), fits))
-    parts.append(_part_of(learner, lambda path: True))
-    learner.readout_filters = any(part.has_filters for part in parts)
+        other = algorithm_of(algorithm, where)(model, **options)
+        parts.append(Part(other.rule, other.method, fits))
+    parts.append(Part(learner.rule, learner.method, lambda path: True))
     composed = ComposedTraces(tuple(parts))
     if len(composed.rules) == 1:
         return
@@ -360,7 +357,3 @@ def choose_by_path(learner: Learner, rules: Mapping[Any, Any]) -> None:
     for path in paths:
         names.setdefault(composed.of_path(path).name, []).append(path_name(path))
     learner.rule = "; ".join(f"{rule} of {quoted(own)}" for rule, own in names.items())
-
-
-def _part_of(learner: Learner, fits: Callable[[Path], bool]) -> Part:
-    return Part(learner.rule, learner.method, learner.readout_filters, fits)

@@ -83,7 +83,6 @@ class D_RTRL(Learner):
 
     names: ClassVar[tuple[str, ...]] = ("d_rtrl", "three_factor")
     method: TraceMethod = LateTraces()
-    readout_filters = True
 
 
 ParamDimVjpAlgorithm = D_RTRL
@@ -305,7 +304,6 @@ class ES_D_RTRL(Learner):
     """
 
     names = ("es_d_rtrl", "esd_rtrl", "pp_prop")
-    readout_filters = True
 
     def __init__(
         self, model: brainstate.nn.Module, decay_or_rank: float | int = 0.9, **options: Any

@@ -29,15 +29,14 @@ class Part:
     ----------
     name
         The rule as text, which equal rules have in common: the name of its traces.
-    method, has_filters
-        The rule, and whether it has filters of leaky readouts.
+    method
+        The rule.
     fits
         Whether it applies to the parameter at a path.
     """
 
     name: str
     method: TraceMethod
-    has_filters: bool
     fits: Callable[[Path], bool]
 
 
@@ -52,6 +51,11 @@ class ComposedTraces(TraceMethod):
     """
 
     parts: tuple[Part, ...]
+
+    @property
+    def filters_readouts(self) -> bool:
+        """Whether leaky readouts get filters, from one of the rules."""
+        return any(part.method.filters_readouts for part in self.parts)
 
     @functools.cached_property
     def rules(self) -> dict[str, TraceMethod]:
@@ -109,7 +113,7 @@ class ComposedTraces(TraceMethod):
             self.rules[name].check(own)
         for readout, paths in graph.traced.readouts.items():
             for part, path in ((self.of_path(p), p) for p in paths):
-                if not part.has_filters:
+                if not part.method.filters_readouts:
                     raise CompilationError(
                         f"The gradient of parameter '{path_name(path)}' of the leaky readout "
                         f"'{readout}' is exact by filters, which `{part.name}` does not "

@@ -179,6 +179,11 @@ class RuleTraces(TraceMethod):
     needs = frozenset({"x", "values", "states"})
     jacobian = "elementwise"
 
+    @property
+    def filters_readouts(self) -> bool:
+        """Whether leaky readouts get filters."""
+        return self.rule.jacobian == "elementwise"
+
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the leaves of all sites."""
         parts = self._traces_at(graph, operand_shapes(graph))

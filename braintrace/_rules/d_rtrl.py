@@ -95,6 +95,7 @@ class ParameterTraces(TraceMethod):
 
     jacobian = "elementwise"
     needs = frozenset({"x", "values"})
+    filters_readouts = True
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the trace arrays of each pair of an operation and a state."""

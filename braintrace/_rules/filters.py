@@ -74,6 +74,11 @@ class FilterTraces(TraceMethod):
     jacobian = "elementwise"
     needs = frozenset({"x", "values"})
 
+    @property
+    def filters_readouts(self) -> bool:
+        """Whether leaky readouts get filters."""
+        return self.filters_outputs
+
     def check(self, graph: ETraceGraph) -> None:
         """Raise a `PrimitiveError` for an operation whose input cannot be filtered."""
         check_filtered_inputs(graph, "ES_D_RTRL" if self.filters_outputs else "OTTT")
