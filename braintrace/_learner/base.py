@@ -99,8 +99,9 @@ class BaseLearner(brainstate.nn.Module):
         check_model(model)
         self.rule = self.rule or type(self).__name__
         self.module, self.trace_dtype, self.window = model, trace_dtype, window
-        self.compiler_options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
-        self.samples_of_model: int | None = None
+        self.compiler_options = CompilerOptions(
+            strict=strict, unroll_limit=unroll_limit, mark=mark, rule=type(self).__name__
+        )
         self.filters: dict[Path, brainstate.ShortTermState] = {}
         self.found_states = _model.FoundStates()
         self.held_optimizer = LearnerOptimizer()
@@ -153,12 +154,8 @@ class BaseLearner(brainstate.nn.Module):
             if example is None:
                 example = example_arguments(self.graph, batch_size)
                 batch_size = batch_size or self.graph.traced.batch_size
-            options = dataclasses.replace(
-                self.compiler_options,
-                every_state=purpose.every_state,
-                rule=type(self).__name__,
-                samples=self.samples_of_model,
-            )
+            every_state = purpose.every_state
+            options = dataclasses.replace(self.compiler_options, every_state=every_state)
             mapped = batch_size if self.is_mapped else None
             graph, outside = compile_model(self.module, example, mapped, options, self.method)
             method = self.method.fit(graph)
@@ -303,7 +300,7 @@ class BaseLearner(brainstate.nn.Module):
         known = self.graph.batch.samples
         states = _model.of_kind(_model.all_states(self.module), brainstate.ShortTermState)
         return self.initial.size_of(
-            self.samples_of_model if known is None else known,
+            self.compiler_options.samples if known is None else known,
             _model.shapes_of(_model.values_by_path(states)),
         )
 

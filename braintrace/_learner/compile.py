@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Mapping
@@ -124,7 +125,8 @@ def compile(
     example, mapped = first_step(example_arguments), None
     if vmap:
         mapped = batch_size or len(jax.tree.leaves(example)[0])
-    learner.samples_of_model = None if vmap else batch_size
+    options, samples = learner.compiler_options, None if vmap else batch_size
+    learner.compiler_options = dataclasses.replace(options, samples=samples)
     if seed is not None:
         brainstate.random.seed(seed)
     given = {} if vmap or batch_size is None else {"batch_size": batch_size}

@@ -172,8 +172,8 @@ class Learner(BaseLearner):
             batch_size = batch_size or mapped or self.graph.batch.samples
             given = {} if mapped or batch_size is None else {"batch_size": batch_size}
             initialise(self.module, **given)
-        if self.samples_of_model is not None and batch_size is not None:
-            self.samples_of_model = batch_size
+        if self.compiler_options.samples is not None and batch_size is not None:
+            self.compiler_options = dataclasses.replace(self.compiler_options, samples=batch_size)
         with in_words(lambda: f"`reset_state` runs `init_state` of `{type(self.module).__name__}`"):
             values = self.initial_of_model(batch_size)
         step = self.step_at(values, batch_size)
