@@ -194,8 +194,9 @@ class BaseLearner(brainstate.nn.Module):
         shapes = _model.shapes_of(mapped or _model.values_by_path(states))
         # A window's gradient passes coupled elements, and reaches states whose trace is not read.
         purpose = Purpose(shapes, _model.settings(), self.window is not None)
-        self.steps, self.found_states, self.filters = Hidden({}), _model.FoundStates(), {}
+        self.steps = Hidden({})
         self.use(self.step_for(purpose, batch_size, example))
+        self.found_states, self.filters = _model.FoundStates(), {}
         self.carried = CarriedTraces(self.zero_traces, lambda: self.compiled.pairs)
         self.begin_sequence()
 
