@@ -109,7 +109,7 @@ def common_length(shapes: Sequence[tuple[int, ...]]) -> int:
     Raises
     ------
     ShapeError
-        If there are no arrays, they have no steps, or their lengths differ.
+        Without arrays, without steps, or if their lengths differ.
     """
     lengths = set(map(_first, shapes))
     if len(lengths) != 1 or lengths & {(), (0,)}:

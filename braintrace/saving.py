@@ -106,7 +106,7 @@ def restore(folder: str | os.PathLike[str], learner: Learner) -> Any:
     Raises
     ------
     NoCheckpointError
-        If there is no checkpoint. It is a `FileNotFoundError`.
+        If the folder has no checkpoint. It is a `FileNotFoundError`.
     CheckpointError
         If the checkpoint is damaged, or belongs to a different learner (with a list of the
         differences). The learner does not change.

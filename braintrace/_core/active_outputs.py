@@ -4,7 +4,7 @@ A gate that does not reach a traced state needs no trace. If one operation compu
 one array, its trace contains the other outputs only: those of an operation with fewer outputs.
 Without this selection, a stream of 16 samples through an LSTM of 256 units takes 1.4 times as long
 and 3.4 times the temporary memory (CPU, 2026-11-25). For one sample nothing is selected: XLA would
-fuse the padding of the gradient into the update of the weights and compute each element behind a
+fuse the padding of the gradient into the update of the weights and compute each element in a
 branch, so a stream through an LSTM of 128 units would take 2.6 times as long.
 """
 

@@ -378,7 +378,7 @@ class ChunkRunner:
         return {name: by_var[var] for name, var in pairs if var in by_var}
 
     def residuals(self, values: Values, over_time: list[jax.Array], steps: int) -> SourceValues:
-        """Return the residuals, with loop-invariant values, from those of a `ChunkResult`."""
+        """Return a result's residuals together with the loop-invariant values."""
         program, once = self.step.program, self.sources.once
         return SourceValues(over_time, evaluate(program, once, self.step.fixed(values)), steps)
 

@@ -170,9 +170,9 @@ def _given_vars(graph: ETraceGraph) -> list[Var]:
 
 
 def values_of(graph: ETraceGraph, recorded: Mapping[str, Any]) -> Values:
-    """Return the values that local steps read, from those of `read_vars` by name.
+    """Return the values that local steps read, given the values of `read_vars` by name.
 
-    A result that is not recorded, behind another rule's operation, is computed again.
+    A result that depends on another rule's operation is not recorded but computed again.
     """
     program, read = graph.traced.program, read_vars(graph)
     pairs = zip(read, names_of(program, read), strict=True)
@@ -375,9 +375,9 @@ def blocks(
 ) -> tuple[dict[tuple[int, int], jax.Array], dict[str, jax.Array]]:
     """Return ``D`` of one step, by ``(new, old)`` state, and ``Df``, by the keys of traces.
 
-    The unit row of each state is pulled back on its own: it has no entries for other states. The
+    The unit row of each state is pulled back separately: it has no entries for other states. The
     rows of many states that all act on each other, as in a neuron with compartments, are pulled
-    back together: their program is as long as that of one.
+    back together: their program is as long as one row's.
     """
     D, Df = dict[tuple[int, int], jax.Array](), dict[str, jax.Array]()
     for state, of_old, outputs in _unit_rows(graph, group, values):

@@ -3,7 +3,7 @@
 A loop that carries a register copies all its slots at every step, and records them. If the variable
 does not depend on the register, nor on what reads it, the loop does without: before step ``t``, the
 slot of age ``a`` has the value that the variable had at step ``t - 1 - a``. A program that reads
-some slots for all steps then computes no other (ten slots behind a leaky layer: 1.0 instead of 1.7
+some slots for all steps then computes no other (ten slots after a leaky layer: 1.0 instead of 1.7
 of the time without a delay, on a CPU). A ring buffer is a register between two conversions, of
 which a chunk needs the first and the last.
 """

@@ -419,7 +419,7 @@ def readers_first(
 ) -> Iterator[tuple[Keys, list[str]]]:
     """Yield arrays in an order in which readers come before the arrays that they read.
 
-    If two arrays read each other, there is no such order, and one of them comes first.
+    Arrays that read each other have no such order: one of them comes first.
 
     Parameters
     ----------

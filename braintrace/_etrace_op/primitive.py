@@ -78,13 +78,13 @@ class ETPPrimitive(Primitive):
         Parameters
         ----------
         **fields
-            The fields of `ETPPrimitiveSpec` other than those of `register_primitive`:
+            The fields of `ETPPrimitiveSpec` that `register_primitive` does not name:
 
             - ``yw_to_w``, ``xy_to_dw``, ``init_drtrl``, ``init_pp``: the rules. One that is left
               out is derived from the implementation; ``yw_to_w`` also needs ``trace_axes``.
             - ``trainable_invars_fn``: ``static_params -> {trainable name: operand index}``; by
               default the operands are ``(x, weight)``, and ``(x, weight, bias)`` with
-              ``has_bias=True``. With ``trace_axes``, they are those of `ETPPrimitiveSpec`.
+              ``has_bias=True``. With ``trace_axes``, see `ETPPrimitiveSpec`.
             - ``x_invar_index`` and all optional fields.
 
         Raises

@@ -214,7 +214,7 @@ def like_operand(gradient: Any, operand: Any) -> Any:
 
 
 def _is_registered(primitive: Primitive, *kinds: str) -> bool:
-    """Test whether entries are those of the primitive's declaration, not replaced since."""
+    """Test whether entries are still the ones that the primitive declared."""
     spec = get_primitive_spec(primitive)
     return all(RULES[kind][primitive] is getattr(spec, kind) for kind in kinds)
 

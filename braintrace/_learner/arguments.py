@@ -210,7 +210,7 @@ def check_flags(name: str, value: Any, batch: Batch, steps: int | None = None) -
     name, value
         The argument of the user.
     steps
-        Length of the sequence; ``None``: there is no time axis.
+        Length of the sequence; ``None`` without a time axis.
 
     Raises
     ------

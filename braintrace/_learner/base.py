@@ -41,7 +41,7 @@ from .carried import (
 
 
 class Purpose(NamedTuple):
-    """What a step is compiled for, beside the model and the rule."""
+    """Purpose that a step is compiled for."""
 
     shapes: _model.Shapes
     settings: frozenset[tuple[str, Any]]
@@ -79,7 +79,7 @@ class CompiledStep:
 
 
 class BaseLearner(brainstate.nn.Module):
-    """What the methods of a `Learner` use: its model, compiled steps, traces and programs."""
+    """Model, compiled steps, traces and programs of a learner."""
 
     names: ClassVar[tuple[str, ...]] = ()  # for `braintrace.compile`
     rule: str = ""  # as text; equal text means compatible traces
@@ -147,7 +147,7 @@ class BaseLearner(brainstate.nn.Module):
     ) -> CompiledStep:
         """Return the model's step for a purpose, compiled once.
 
-        ``None``: with the current batch size, or for arguments as those of the current step.
+        ``None``: with the current batch size, or for arguments shaped as in the current step.
         """
         known = self.steps.value
         if purpose not in known:
@@ -182,7 +182,7 @@ class BaseLearner(brainstate.nn.Module):
     def compile_first(self, example: tuple[Any, ...], batch_size: int | None) -> None:
         """Compile the model, with initialised States, for an example.
 
-        ``batch_size`` is that of the batch axis over which a model for one sample is mapped.
+        ``batch_size`` is the size of the axis over which a model for one sample is mapped.
         """
         states = _model.of_kind(_model.all_states(self.module), brainstate.ShortTermState)
         self.is_mapped = batch_size is not None
@@ -314,7 +314,7 @@ class BaseLearner(brainstate.nn.Module):
         return self.initial(self.size_of_init() if batch_size is None else batch_size)
 
     def with_filters(self, initial: Values) -> Values:
-        """Add the initial values of the filters to those of the model."""
+        """Add the initial values of the filters to the model's initial values."""
         return Values({**initial, **self.compiled.filter_starts()})
 
     def reset_values(self, now: Mapping[Path, Any], initial: Values, flags: jax.Array) -> Values:
@@ -358,7 +358,7 @@ class BaseLearner(brainstate.nn.Module):
     def traces_at_start(self, before: Callable[[], Traces]) -> Form:
         """Return the traces at the start of a sequence, given those before it.
 
-        Random streams go on. They are zero only once, for which a program would not pay.
+        Random streams continue. They are zero only once, for which a program would not pay.
         """
         streams = core_traces.outliving(self.compiled.trace_specs)
         if not streams:

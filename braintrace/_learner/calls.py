@@ -155,8 +155,8 @@ def etrace_online(
         continues from call to call. It receives gradients in the units of their parameters,
         conjugated for complex parameters, so that it descends. It does not receive the loss, so
         ``optax.lbfgs`` and ``optax.contrib.reduce_on_plateau`` are not possible. Pass either
-        ``optimizer`` or ``update_fn``. Of an optimizer with its own States, such as those of
-        braintools, pass its method: ``update_fn=optimizer.update``.
+        ``optimizer`` or ``update_fn``. If an optimizer keeps its own States, as in braintools,
+        pass its method: ``update_fn=optimizer.update``.
     update_fn
         Called after every step with the gradient of its loss, keyed like
         ``model.states(brainstate.ParamState)``, and with ``has_aux`` also with the auxiliary

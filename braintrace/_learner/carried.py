@@ -1,4 +1,4 @@
-"""States that a learner carries from call to call: its traces, and those of its optimizer.
+"""States that a learner carries from call to call: traces, and the optimizer's state.
 
 Traces between two programs are arrays, known zeros, or deferred. Each form is a pytree, so JAX
 compiles a program for each, also inside a user's ``jit``: one that starts from zeros has no product

@@ -231,7 +231,7 @@ def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:
     Raises
     ------
     OptionError
-        If the mesh has an ``Explicit`` axis, or if there is no batch.
+        If the mesh has an ``Explicit`` axis, or if the arguments have no batch.
     ShapeError
         If the batch size is not a multiple of the number of parts.
     NotCompiledError

@@ -225,7 +225,7 @@ class Learner(BaseLearner):
         Raises
         ------
         OptionError
-            If there is no such weight, or the rule has no array of that form for it.
+            If no such weight exists, or the rule has no array of that form for it.
         ShapeError
             If several operations use the weight, and their traces have different forms.
 

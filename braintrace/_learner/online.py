@@ -77,7 +77,7 @@ class OnlineLearning(Program):
     def _run(self, traces: Traces, initial: Values, inputs: Slices) -> PyTree:
         """Return the traces after a block with its update, and its results.
 
-        The gradient is that of the mean loss of the block, as of a separate sequence.
+        The block's mean loss is differentiated, as in a separate sequence.
         """
         block, (slices, reset, weights) = self._block, inputs
         if reset is not None and self._options.every == 1:  # weights may be computed from States

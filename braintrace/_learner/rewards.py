@@ -80,7 +80,7 @@ class TDTrace:
             Parameters, or their gradients: a pytree of floating-point arrays.
         batch_size
             Number of environments, each with a separate trace along a new first axis. Default None:
-            there is no such axis, or ``like`` already has it.
+            without such an axis, or ``like`` already has it.
         """
         batch = () if batch_size is None else (batch_size,)
         return jax.tree.map(lambda leaf: jnp.zeros((*batch, *leaf.shape), leaf.dtype), like)

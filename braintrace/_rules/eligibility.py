@@ -47,7 +47,7 @@ def eligibility_of(
     Raises
     ------
     OptionError
-        If there is no such weight, or no trace array of its form.
+        If no such weight exists, or no trace array of its form.
     ShapeError
         If it is used by operations whose traces have different forms.
     """

@@ -1,4 +1,4 @@
-"""Factors of the last steps of a group behind a delay line: ``D``, ``Df`` and ``x`` by name."""
+"""Factors of the last steps of a group before a delay line: ``D``, ``Df`` and ``x`` by name."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-r"""Late traces: traces of some steps ago, behind a delay line.
+r"""Late traces: traces of some steps ago, for delay lines.
 
 The values in a delay line (`Line`) are those that its roots had some steps ago, so their traces
 are earlier traces of the roots. Instead of one trace for each slot, only the trace of the core of
@@ -81,7 +81,7 @@ Rows = dict[int, jax.Array]
 class Injection(NamedTuple):
     """Signals for a state of the core, over successive steps; ``start`` is the first of them.
 
-    Step 0 is that of the trace, step 1 the first one whose factors are known.
+    Step 0 is the trace's step, step 1 the first one whose factors are known.
     """
 
     root: int
@@ -91,14 +91,14 @@ class Injection(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LateTraces(ParameterTraces):
-    """Traces of the size of the weight, behind delay lines those of some steps ago."""
+    """Traces of the size of the weight; for delay lines, traces of some steps ago."""
 
     def fit(self, graph: ETraceGraph) -> ParameterTraces:
         """Return the plain method for a model without delay lines."""
         return self if _lines(graph) else ParameterTraces()
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
-        """Return the traces of each site, or those of its core and the factors of last steps."""
+        """Return the traces of each site, or its core's traces and the factors of last steps."""
         specs = {**super().trace_specs(_without_lines(graph), every_state)}
         _check_slots(_without_lines(graph), specs)
         for line in _lines(graph):
@@ -351,7 +351,7 @@ def _placed(injections: Iterable[Injection], steps: int) -> Rows:
 def _gradient(
     line: Line, chunk: Chunk, signal: Rows, factors: Factors | None, traces: Traces
 ) -> Weights:
-    """Return the gradient by signals of step 0, that of the traces, and of the steps after it."""
+    """Return the gradient by signals of the traces' step (0) and of the steps after it."""
     group, selects = line.core_group, chunk.records.has_mask
     mu = {c: signal[c][0] for c in line.carried if c in signal}
     own, gradients = Chunk(line.core, chunk.weights, chunk.records), {}

@@ -27,7 +27,7 @@ are the scalars that ``w`` reaches within ``n`` steps: the scalars of this step,
     \epsilon^t[q, w] = \sum_{q' \in N(w)} J^t[q, q']\, \epsilon^{t-1}[q', w] + F^t[q, w],
     \quad q \in N(w), \qquad \nabla w = \sum_t \sum_{q \in N(w)} l^t[q]\, \epsilon^t[q, w].
 
-``J`` and ``F`` are those of the whole step, so ``l`` is the derivative of a loss with all other new
+``J`` and ``F`` belong to the whole step, so ``l`` is the derivative of a loss with all other new
 states held constant.
 """
 

@@ -99,7 +99,7 @@ def to_nir(model: NIRModel) -> Any:
     Returns
     -------
     nir.NIRGraph
-        For ``nir.write``, or for another library. All numbers but changed weights are those of the
+        For ``nir.write``, or for another library. All numbers but changed weights are as in the
         graph that was read.
 
     Raises
@@ -169,7 +169,7 @@ def _order(
 ) -> tuple[list[str], set[tuple[str, str]]]:
     """Return the nodes in an order of evaluation, and the edges that carry the step before.
 
-    Where no node is ready, the first one that an input has reached starts a cycle: edges from the
+    If no node is ready, the first one that an input has reached starts a cycle: edges from the
     neurons that lead back to it are late.
     """
     order = [*graph.inputs, *early]
