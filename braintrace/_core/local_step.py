@@ -29,6 +29,7 @@ recorded values.
 
 import dataclasses
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -233,7 +234,8 @@ class LocalStep(NamedTuple):
 
 
 def _is_broadcast(equation: Equation) -> bool:
-    return all(atom.aval.size < equation.outvars[0].aval.size for atom in equation.invars)
+    smallest = min((var.aval.size for var in equation.outvars), default=math.inf)
+    return all(atom.aval.size < smallest for atom in equation.invars)
 
 
 @functools.lru_cache(maxsize=256)

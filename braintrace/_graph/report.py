@@ -166,6 +166,9 @@ class SequenceRow:
         Number of steps of a chunk, and number of chunks.
     record_bytes
         Size of the residuals of one chunk.
+    checkpointed_bytes
+        About how much backpropagation through time in ``sqrt(steps)`` checkpoints holds: the rival
+        of a claim about memory.
     """
 
     method: str
@@ -174,6 +177,7 @@ class SequenceRow:
     chunk_size: int
     chunks: int
     record_bytes: int
+    checkpointed_bytes: int
 
     @property
     def cells(self) -> list[str]:
@@ -267,5 +271,6 @@ class Report(Printed):
             yield f"Sharded over {self.mesh}"
         if self.sequences:
             heads = ["call", "traces before", "steps", "of a chunk", "chunks", "bytes"]
+            heads.append("BPTT in checkpoints")
             rows = [row.cells for row in self.sequences]
-            yield Table("Sequences so far", heads, rows, numbers=range(2, 6))
+            yield Table("Sequences so far", heads, rows, numbers=range(2, 7))

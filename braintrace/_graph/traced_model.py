@@ -1,5 +1,6 @@
 """Traced model: one step as a flat program with named inputs and outputs, and its samples."""
 
+import collections
 import dataclasses
 import functools
 import math
@@ -10,8 +11,9 @@ import jax
 import numpy as np
 
 from .._errors import ShapeError
-from .._jax import Atom, Var
+from .._jax import Atom, Var, struct_of
 from .._jax_kernels import MIRROR
+from .._jaxpr.evaluate import evaluate
 from .._jaxpr.program import Program
 from .._typing import Path, PyTree, path_name
 from .report import Diagnostic
@@ -182,6 +184,32 @@ class TracedModel:
 
 Axes = tuple[int | None, ...]
 """The batch axis of each leaf of a State's value; ``None``: all samples share the leaf."""
+
+
+def checkpointed_bytes(model: TracedModel, steps: int) -> int:
+    """Return about how much backpropagation through time in ``sqrt(steps)`` checkpoints holds.
+
+    These are the States before each part, and for each step of one part what its transpose reads.
+    """
+    program, parts = model.program, math.ceil(math.sqrt(steps))
+    given = [struct_of(var.aval) for var in program.in_vars]
+
+    def transpose(values: list[Any]) -> Any:
+        def run(values: list[Any]) -> list[Any]:
+            inputs = dict(zip(program.in_vars, values, strict=True))
+            return evaluate(program, program.out_atoms, inputs)
+
+        return jax.vjp(run, values)[1]
+
+    read = collections.Counter(map(struct_of, jax.tree.leaves(jax.eval_shape(transpose, given))))
+    read -= collections.Counter(struct_of(leaf.in_var.aval) for leaf in model.parameters)
+    of_step = sum(_size_of(shape) * count for shape, count in read.items())
+    of_states = sum(_size_of(struct_of(var.aval)) for var in model.written_vars)
+    return parts * of_states + math.ceil(steps / parts) * of_step
+
+
+def _size_of(shape: jax.ShapeDtypeStruct) -> int:
+    return int(shape.size * shape.dtype.itemsize)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

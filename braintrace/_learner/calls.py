@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 
 from .. import _brainstate
 from .._graph.report import SequenceRow
+from .._graph.traced_model import checkpointed_bytes
 from .._jax import own_copy
 from .._jax_kernels import for_devices
 from .._model import Values
@@ -396,7 +397,8 @@ def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
             method, graph = key[-1]
             if graph is learner.graph:
                 lengths = steps, from_zero, cut.length, cut.count
-                yield SequenceRow(method, *lengths, cut.record_bytes)
+                rival = checkpointed_bytes(graph.traced.unfiltered or graph.traced, steps)
+                yield SequenceRow(method, *lengths, cut.record_bytes, rival)
 
 
 # --- on States

@@ -80,6 +80,19 @@ def test_bytes_are_those_of_the_traces():
         assert learner.report().carried_bytes == sum(leaf.nbytes for leaf in traces), rule
 
 
+def test_a_sequence_is_beside_backpropagation_in_checkpoints():
+    """It has 3 checkpoints of h and 3 steps, whose transposes read x, h and tanh or more."""
+    x = np.zeros((BATCH, INPUTS), np.float32)
+    model = braintrace.nn.IndRNN(INPUTS, UNITS, activation="tanh")
+    learner = braintrace.compile(model, "d_rtrl", x, batch_size=BATCH)
+    learner.etrace_grad(np.stack([x] * 9), step_fn=lambda x: learner(x).mean())
+    (row,) = learner.report().sequences
+    states = BATCH * UNITS
+    least = (3 * states + 3 * (BATCH * INPUTS + 2 * states)) * 4
+    assert least <= row.checkpointed_bytes <= 2 * least
+    assert f"{row.checkpointed_bytes:,}" in str(learner.report())
+
+
 def test_bytes_are_known_before_any_trace_exists():
     """40 GB do not fit in the memory of the machine that runs this."""
     batch, inputs, units = 2_000, 20_000, 250
