@@ -5,5 +5,5 @@ It traces the model and never evaluates it on data.
 
 from .compile import CompilerOptions as CompilerOptions
 from .compile import compile_model as compile_model
-from .findings import lost_gradients as lost_gradients
-from .findings import publish as publish
+from .diagnostics import lost_gradients as lost_gradients
+from .diagnostics import publish as publish

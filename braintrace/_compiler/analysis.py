@@ -1,10 +1,10 @@
 """Cached facts about one program, shared by the passes of the compiler.
 
-There is one `Analysis` of a step, and another of every rewriting of it. Further facts: which values
-depend on data, and the nonlinear ``custom_vjp`` rules on the way to a hidden state. A trace is
-computed forward in time, before the learning signal is known. It contains the result of a backward
-rule for a cotangent of one, which is multiplied by the learning signal later. This is exact only if
-the backward rule is linear in the cotangent.
+The last form of a step has one `Analysis`; `with_memories` needs another, of an earlier form.
+Further facts: which values depend on data, and the nonlinear ``custom_vjp`` rules on the way to a
+hidden state. A trace is computed forward in time, before the learning signal is known. It contains
+the result of a backward rule for a cotangent of one, which is multiplied by the learning signal
+later. This is exact only if the backward rule is linear in the cotangent.
 """
 
 import functools
@@ -125,7 +125,7 @@ def alike(equation: Equation, one: Flow) -> list[Flow]:
     return [one if one is None else spread(Labels(), one, shape) for shape in shapes]
 
 
-def times_of(
+def binding_times_of(
     traced: TracedModel,
     becomes_data: Callable[[Equation], bool] = lambda _: False,
     apart: Collection[Var] = frozenset(),

@@ -13,7 +13,7 @@ numbers ``0 .. V-1``. It carries these numbers back through the equations, to th
 to the states before the step. An equation that couples elements ends the walk on that path: the
 path is truncated, and reported.
 
-Each pass has its own file. A pass returns new data and never modifies its arguments.
+`compile_model` calls every pass. A pass returns new data and never modifies its arguments.
 """
 
 import dataclasses
@@ -33,12 +33,12 @@ from .._graph.traced_model import TracedModel
 from .._jax import source_line
 from .._typing import Path, path_name
 from .analysis import Analysis
-from .canonicalize import on_gradient_paths, with_loops_unrolled
-from .findings import diagnose, publish
+from .canonicalize import on_gradient_paths, rewritten, with_loops_unrolled
+from .diagnostics import diagnose, publish
 from .flat_state import about_layers, flattened_state, layers_of, structure_of
 from .hidden_groups import GroupedStep, grouped, with_memories
-from .marks import marking_of
-from .readouts import with_filters
+from .leaky_readouts import with_filters
+from .marks import marking_of, with_marks
 from .relations import find_relations, marked_operations
 from .rings import with_registers
 from .trace import batch_of, trace_model
@@ -83,14 +83,19 @@ def compile_model(
     check_model(model)
     check_parameters(model)
 
-    # `update` as a flat program: calls are inlined, branches and loops with ETP operations lowered.
-    # Before that, uses of parameters are marked, if `mark` asks for it or if no ETP operation of
-    # the model reaches a hidden state. Only rules with elementwise traces need marks.
+    # `update` as a flat program, of one sample if the model is mapped.
     jacobian = method.jacobian
     is_elementwise = jacobian == "elementwise"
-    wanted = marking_of(model, options.mark, options.unroll_limit)
-    marking = wanted if is_elementwise else None
-    traced, outside = trace_model(model, arguments, batch_size, options.unroll_limit, marking)
+    marking = marking_of(model, options.mark, options.unroll_limit)
+    traced, outside = trace_model(model, arguments, batch_size)
+
+    # Uses of parameters are marked, if `mark` asks for it or if no ETP operation of the model
+    # reaches a hidden state. Only rules with elementwise traces need marks.
+    if is_elementwise:
+        traced = with_marks(traced, marking)
+
+    # For all samples, calls are inlined, branches and loops with ETP operations lowered.
+    traced = rewritten(traced, options.unroll_limit, shows_tangents=is_elementwise)
 
     # Any State that carries values of units to a later step is a hidden state.
     traced = with_memories(traced, jacobian in FOLLOWS_ALL)
@@ -217,7 +222,7 @@ def check_learns(
             'fixed reservoir, and its readout needs no trace. Use `Immediate` ("immediate"), '
             "which is exact here."
         )
-    has_marks = step.traced.has_found_marks or bool(step.operations)
+    has_marks = step.traced.is_marked_automatically or bool(step.operations)
     advice = (
         ""
         if has_marks

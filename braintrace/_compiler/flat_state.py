@@ -26,8 +26,15 @@ from .._jaxpr.evaluate import Constants, evaluate, inlined
 from .._jaxpr.lattices import TOP, Flow, Labels, Sets, everything, filled, joined, spread
 from .._jaxpr.primitives import IN_ORDER, PLAIN_MOVES, PRODUCTS
 from .._jaxpr.program import carries_derivative, components, program_of
-from .analysis import Analysis, alike, labels_back, nonlinear_uses, through_derivative, times_of
-from .findings import untraced_states
+from .analysis import (
+    Analysis,
+    alike,
+    binding_times_of,
+    labels_back,
+    nonlinear_uses,
+    through_derivative,
+)
+from .diagnostics import untraced_states
 from .hidden_groups import GroupedStep, new_states, written
 from .trace import follow, laid_out
 
@@ -212,7 +219,7 @@ class SampleFlow:
         axes: Sequence[int | None],
     ) -> None:
         self._traced, self._analysis, self._leaves = traced, analysis, leaves
-        times = times_of(traced, apart=shared)
+        times = binding_times_of(traced, apart=shared)
         self._data = {var for var, time in times.items() if time is BindingTime.DATA}
         self._count = count
         self._of_shared = analysis.program.dependents_of(shared)

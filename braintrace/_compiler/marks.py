@@ -101,7 +101,7 @@ def with_marks(traced: TracedModel, marking: Marking) -> TracedModel:
     if marking.wants is None or (marking.is_default and _has_own_marks(traced)):
         return traced
     traced = _marked(traced, marking.wants, marking.unroll_limit, in_region=False)
-    return dataclasses.replace(traced, has_found_marks=True)
+    return dataclasses.replace(traced, is_marked_automatically=True)
 
 
 def _has_own_marks(traced: TracedModel) -> bool:

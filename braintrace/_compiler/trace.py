@@ -25,8 +25,6 @@ from .._jaxpr.evaluate import evaluate_inlined
 from .._jaxpr.lattices import BOTTOM, Flow
 from .._jaxpr.program import Program, program_of
 from .._typing import Path, PyTree, path_name
-from .canonicalize import rewritten
-from .marks import Marking, with_marks
 
 NO_CLOCK = (
     "braintrace: a step is traced once, and `brainstate.environ.set(t=...)` would stop the clock. "
@@ -39,8 +37,6 @@ def trace_model(
     model: brainstate.nn.Module,
     arguments: tuple[PyTree, ...],
     batch_size: int | None,
-    unroll_limit: int,
-    marking: Marking | None = None,
 ) -> tuple[TracedModel, dict[Path, brainstate.State]]:
     """Trace one ``update``.
 
@@ -55,10 +51,6 @@ def trace_model(
     batch_size
         ``None``: the model is traced as it is. A number: the model is written for one sample, and
         is vmapped over a leading batch axis of that size in ``arguments``.
-    unroll_limit
-        Longest loop with an ETP operation that is unrolled.
-    marking
-        The parameters to mark here; ``None``: the rule needs no marks.
 
     Raises
     ------
@@ -92,9 +84,6 @@ def trace_model(
         parameter_paths=tuple(tuple(p) for p in model.states(brainstate.ParamState)),
         batch_size=batch_size,
     )
-    if marking is not None:
-        traced = with_marks(traced, marking)
-    traced = rewritten(traced, unroll_limit, shows_tangents=marking is not None)
     return traced, {path: state for path, state in states.items() if path[0] == _OUTSIDE}
 
 

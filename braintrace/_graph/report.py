@@ -23,7 +23,7 @@ class Diagnostic:
     level
         ``'warning'`` for a loss of accuracy, ``'info'`` for anything else.
     kind
-        The kind, such as ``'truncated'``; the page *Marks and diagnostics* has all five.
+        The kind, such as ``'truncated'``; the page *What the compiler tells you* has all five.
     message
         The approximation, its place, its cause and its remedy, in full sentences.
     paths

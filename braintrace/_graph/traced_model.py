@@ -104,9 +104,9 @@ is the second."""
 class TracedModel:
     """One step of a model as plain data.
 
-    ``has_found_marks`` is true if the compiler has marked parameters itself; ``unmarked`` has
-    diagnostics for the uses that it could not mark. ``readouts`` has the paths of the parameters of
-    each leaky readout, by name. The leaves and inputs of their filters come last, and
+    ``is_marked_automatically`` is true if the compiler has marked parameters itself; ``unmarked``
+    has diagnostics for the uses that it could not mark. ``readouts`` has the paths of the
+    parameters of each leaky readout, by name. The leaves and inputs of their filters come last, and
     ``unfiltered`` is the model without them. ``rings`` are the ring buffers.
     """
 
@@ -121,7 +121,7 @@ class TracedModel:
     output_tree: PyTree
     parameter_paths: tuple[Path, ...]
     batch_size: int | None
-    has_found_marks: bool = False
+    is_marked_automatically: bool = False
     unmarked: tuple[Diagnostic, ...] = ()
     readouts: Mapping[str, tuple[Path, ...]] = dataclasses.field(default_factory=dict)
     unfiltered: "TracedModel | None" = None

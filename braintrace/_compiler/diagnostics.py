@@ -24,7 +24,7 @@ from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative
 from .._typing import path_name
-from .analysis import labels_back, nonlinear_uses, times_of
+from .analysis import binding_times_of, labels_back, nonlinear_uses
 from .hidden_groups import GroupedStep, new_states, seen_by_losses
 from .walk import Walk
 
@@ -72,7 +72,7 @@ def diagnose(
     yield from _without_trace(step, relations, carried, named)
     yield from step.traced.unmarked
     yield from _not_marked(step)
-    yield from _also_untagged(step, carried)
+    yield from _also_used_unmarked(step, carried)
     yield from _unseen(step, carried)
     yield from untraced_states(step, step.analysis.opaque)
 
@@ -284,7 +284,7 @@ def _not_marked(step: GroupedStep) -> Iterator[Diagnostic]:
     If the compiler itself has marked parameters, it reports the unmarked uses.
     """
     unmarked = _outside_of(step, step.operations)
-    if step.traced.has_found_marks or not unmarked:
+    if step.traced.is_marked_automatically or not unmarked:
         return
     recurrent = _recurrent_uses(step)
     for leaf in unmarked:
@@ -307,7 +307,7 @@ def _not_marked(step: GroupedStep) -> Iterator[Diagnostic]:
         yield Diagnostic(level, kind, message, (leaf.name, *states), source_line(at))
 
 
-def _also_untagged(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
+def _also_used_unmarked(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
     """Yield the traced weights that also reach a state by ordinary operations."""
     untraced = _outside_of(step, carried)
     for leaf in (leaf for leaf in step.traced.parameters if leaf not in untraced):
@@ -344,7 +344,7 @@ def _recurrent_uses(step: GroupedStep) -> Mapping[Var, Equation]:
     """
     analysis, program = step.analysis, step.analysis.program
     parameters = {leaf.in_var for leaf in step.traced.parameters}
-    times = times_of(step.traced, is_marked)
+    times = binding_times_of(step.traced, is_marked)
     old = {state.in_var for state, _ in step.new_states}
     uses: dict[Var, Equation] = {}
     for equation in program.equations:
