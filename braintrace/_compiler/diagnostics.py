@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from .._errors import CompilationError
-from .._etrace_op.primitive import lost_mark
 from .._etrace_op.registry import holds_marked, is_marked
 from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation, Ids
 from .._graph.method import FOLLOWS_ALL, Jacobian
@@ -296,12 +295,9 @@ def _not_marked(step: GroupedStep) -> Iterator[Diagnostic]:
         # A readout with a filter has no other memory.
         is_readout = level == "info" and set(states) <= step.traced.readouts.keys()
         kind: DiagnosticKind = "truncated" if is_readout else "not-marked"
-        name, lost = at.primitive.name, lost_mark(at)
+        name = at.primitive.name
         operation = {"dot_general": "matmul", "conv_general_dilated": "conv"}.get(name)
         advice = f"`braintrace.{operation or 'element_wise'}`, or compile with `mark='auto'`"
-        if lost is not None:
-            name = f"{lost[0]}` (mapped over its {lost[1]}) as `{name}"
-            advice = "`braintrace.grouped_matmul` or `einsum` with the mapped axis in the weight"
         message = f"Weight '{leaf.name}' reaches {quoted(states)} through `{name}`, an ordinary "
         message += f"operation. {NOW}. Use {advice}."
         yield Diagnostic(level, kind, message, (leaf.name, *states), source_line(at))
@@ -338,10 +334,7 @@ def _ordinary_uses(
 
 
 def _recurrent_uses(step: GroupedStep) -> Mapping[Var, Equation]:
-    """Return the parameters that multiply values computed from an old hidden state.
-
-    Parameters of an operation that a map over its weight has made an ordinary one count as well.
-    """
+    """Return the parameters that multiply values computed from an old hidden state."""
     analysis, program = step.analysis, step.analysis.program
     parameters = {leaf.in_var for leaf in step.traced.parameters}
     times = binding_times_of(step.traced, is_marked)
@@ -349,12 +342,11 @@ def _recurrent_uses(step: GroupedStep) -> Mapping[Var, Equation]:
     uses: dict[Var, Equation] = {}
     for equation in program.equations:
         operands, name = list(filter(carries_derivative, equation.invars)), equation.primitive.name
-        is_lost = lost_mark(equation) is not None
-        if not is_lost and name not in PRODUCTS | LOOPS | {"mul", "div"}:
+        if name not in PRODUCTS | LOOPS | {"mul", "div"}:
             continue
         weights = [var for var in operands if times.get(var) is BindingTime.PARAMETER]
         data = [var for var in operands if times.get(var) is BindingTime.DATA]
-        if weights and (is_lost or not old.isdisjoint(analysis.program.ancestors(data))):
+        if weights and not old.isdisjoint(analysis.program.ancestors(data)):
             ancestors = analysis.program.ancestors(weights) & parameters
             uses |= {var: equation for var in ancestors if var not in uses}
     return uses

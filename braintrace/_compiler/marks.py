@@ -25,8 +25,7 @@ from .._etrace_op.conv import conv
 from .._etrace_op.einsum import in_matrices
 from .._etrace_op.elemwise import etp_elemwise_p
 from .._etrace_op.mark import reaches_region
-from .._etrace_op.primitive import lost_mark
-from .._etrace_op.registry import is_marked
+from .._etrace_op.registry import holds_marked, is_marked
 from .._graph.report import Diagnostic, quoted
 from .._graph.traced_model import TracedModel
 from .._jax import (
@@ -35,7 +34,6 @@ from .._jax import (
     Equation,
     Var,
     bind,
-    equations_inside,
     is_var,
     source_line,
     trace_to_jaxpr,
@@ -107,10 +105,9 @@ def with_marks(traced: TracedModel, marking: Marking) -> TracedModel:
 def _has_own_marks(traced: TracedModel) -> bool:
     """Test whether an ETP operation with a parameter reaches a hidden state.
 
-    An operation in a branch, a loop or a function with a custom derivative counts as well. So does
-    an operation that lost its mark to a map over its weights; another diagnostic reports that.
+    An operation in a branch, a loop or a function with a custom derivative counts as well.
     """
-    holding = list(filter(_holds_own_mark, traced.program.equations))
+    holding = [e for e in traced.program.equations if is_marked(e) or holds_marked(e)]
     hidden = [leaf.out_var for leaf in traced.written if leaf.kind == "hidden"]
     reached = traced.program.ancestors(hidden) if holding else set()
     parameters = {leaf.in_var for leaf in traced.parameters}
@@ -119,11 +116,6 @@ def _has_own_marks(traced: TracedModel) -> bool:
         and not parameters.isdisjoint(traced.program.ancestors(equation.invars))
         for equation in holding
     )
-
-
-def _holds_own_mark(equation: Equation) -> bool:
-    every = (equation, *equations_inside(equation))
-    return any(is_marked(inner) or lost_mark(inner) is not None for inner in every)
 
 
 def _marked(

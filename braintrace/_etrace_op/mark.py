@@ -16,7 +16,8 @@ from .._jax import Equation, equations_inside, scopes_of
 
 T = TypeVar("T")
 
-_SCOPE = "braintrace.mark"
+SCOPE = "braintrace.mark"
+"""The scope of a region, in which the compiler marks products."""
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, type(jax.jit(abs)))
 
@@ -72,7 +73,7 @@ def mark(x: T) -> T:
 
 def is_in_region(equation: Equation) -> bool:
     """Test whether an equation is in a region of `mark`."""
-    return _SCOPE in scopes_of(equation)
+    return SCOPE in scopes_of(equation)
 
 
 def reaches_region(equation: Equation) -> bool:
@@ -94,7 +95,7 @@ def _marked_class(module: type) -> Any:
 def _marked_function(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def marked(*args: Any, **kwargs: Any) -> Any:
-        with jax.named_scope(_SCOPE):
+        with jax.named_scope(SCOPE):
             return function(*args, **kwargs)
 
     return marked

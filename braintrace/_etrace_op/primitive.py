@@ -7,7 +7,6 @@ are written by hand.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from .._errors import PrimitiveError
-from .._jax import Equation, Primitive, scopes_of
+from .._jax import Primitive
 from .._jax_kernels import define_from_impl, runs_on_several_devices
+from .mark import SCOPE
 from .registry import (
     BATCHED_PRIMITIVES,
     ETP_PRIMITIVE_SPECS,
@@ -202,29 +202,11 @@ def _batch(
         if target is not None and mapped == [spec.x_invar_index]:
             return _fold_into_batch(primitive, target, operands, dims, params)
 
-    is_of_weight = spec is not None and mapped != [spec.x_invar_index]
-
     def plain(*values: Any) -> Any:
         return primitive.implementation(*values, **params)
 
-    with jax.named_scope(f"{_LOST}:{primitive}:{'weight' if is_of_weight else 'input'}"):
+    with jax.named_scope(SCOPE):  # the compiler marks what the implementation consists of
         return jax.vmap(plain, in_axes=tuple(dims))(*operands), 0
-
-
-_LOST = "lost_mark"
-
-
-def lost_mark(equation: Equation) -> tuple[str, str] | None:
-    """Return the ETP operation of whose implementation an equation is a part.
-
-    Returns
-    -------
-    tuple or None
-        Its name, and ``'weight'`` or ``'input'`` for the operand that it was vmapped over; ``None``
-        for any other equation.
-    """
-    match = re.search(rf"{_LOST}:(\w+):(\w+)", scopes_of(equation))
-    return None if match is None else (match[1], match[2])
 
 
 def _fold_into_batch(

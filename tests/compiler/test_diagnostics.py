@@ -183,16 +183,6 @@ def recurrent_weight(ops, p, h, x):
     return with_output({"h": jnp.tanh(recurrent + ops.matmul(x, p["w"]))})
 
 
-@report(
-    *("not-marked", "warning", "r", "h"),
-    line="vmap",
-    weights={"w": (INPUTS, UNITS), "r": (2, INPUTS, UNITS)},
-)
-def operation_mapped_over_its_weight(ops, p, h, x):
-    both = jax.vmap(lambda w: braintrace.matmul(x, w))(p["r"])
-    return with_output({"h": leak(ops, p, h, x) + both.sum(0)})
-
-
 # --- nonlinear-gradient ---------------------------------------------------------------------------
 
 

@@ -406,15 +406,23 @@ def test_low_rank_and_noise_lose_a_trace_and_are_reported():
     assert "B" in {path for d in warned(learner) for path in d.paths}
 
 
-def test_marks_made_by_the_compiler_replace_one_that_a_map_takes_away():
+@pytest.mark.parametrize("mark", [None, "explicit", "auto"])
+@pytest.mark.parametrize("name", ["matmul", "element_wise", "lora_matmul"])
+def test_an_operation_mapped_over_its_weight_is_marked(name, mark):
     def step(ops, p, h, x):
-        drive = jax.vmap(lambda w: mm(x, w))(p["u"]).sum(0)
-        return {"h": 0.5 * h["h"] + drive}, h["h"]
+        if name == "matmul":
+            drive = jax.vmap(lambda w: mm(x, w))(p["u"])
+        elif name == "element_wise":
+            drive = (
+                x[:, :1] * jax.vmap(lambda w: braintrace.element_wise(w, jnp.tanh))(p["u"])[:, :1]
+            )
+        else:
+            low, a = p["u"][..., :1], jnp.ones((1, UNITS))
+            drive = jax.vmap(lambda w: braintrace.lora_matmul(x, w, a))(low)
+        return {"h": 0.5 * h["h"] + drive.sum(0)}, h["h"]
 
     toy = Toy(step, {"u": (2, INPUTS, UNITS)})
-    with pytest.raises(braintrace.CompilationError, match="weight"):
-        compiled(toy)
-    learner = compiled(toy, mark="auto")
+    learner = compiled(toy, mark=mark)
     assert not findings(learner)
     assert marked_in(learner) == {"u"}
     oracle.assert_close(gradient(learner), bptt(toy), 1e-10)
