@@ -155,13 +155,11 @@ def leaves_by_var(graph: ETraceGraph, states: States, values: Sequence[Any]) -> 
         If the shape of a State has changed since compilation.
     """
     traced = graph.traced
-    result, tree = jax.tree.flatten(tuple(values))
-    if tree != traced.tree_of_states:
-        for path, value in zip(states, values, strict=True):
-            if jax.tree.structure(value) != traced.state_trees[path]:
-                raise _other_structure(path, value, traced.state_trees[path])
+    for path, value in zip(states, values, strict=True):
+        if jax.tree.structure(value) != traced.state_trees[path]:
+            raise _other_structure(path, value, traced.state_trees[path])
     inputs: dict[Var, Any] = {}
-    for leaf, value in zip(traced.leaves, result, strict=True):
+    for leaf, value in zip(traced.leaves, jax.tree.leaves(list(values)), strict=True):
         inputs[leaf.in_var] = array = to_array(value)
         if array.shape != leaf.shape or array.dtype != leaf.dtype:
             raise _other_shape(leaf, array)
@@ -198,7 +196,8 @@ def whole_values(graph: ETraceGraph, new: Mapping[Var, Any]) -> dict[Path, Any]:
     traced = graph.traced
     new = traced.mirror_rings(new)
     leaves = [new[var] for var in traced.written_vars]
-    values = jax.tree.unflatten(traced.tree_of_written, leaves)
+    tree = jax.tree_util.treedef_tuple([traced.state_trees[p] for p in traced.written_paths])
+    values = jax.tree.unflatten(tree, leaves)
     return dict(zip(traced.written_paths, values, strict=True))
 
 

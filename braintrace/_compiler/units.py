@@ -228,8 +228,7 @@ class Units:
     def _walk_alone(self, state: Elements) -> Walk:
         """Walk back from a State as if each of its elements that stay in place were a unit."""
         old, new, constants = state.leaf.in_var, state.leaf.out_var, self._analysis.constants
-        last = self._analysis.program.producer.get(new, -1)
-        flows = flows_from(self._question(Labels()), constants, {old: state.numbers}, last)
+        flows = flows_from(self._question(Labels()), constants, {old: state.numbers})
         own = {var: flow for var, flow in flows.items() if flow is not None}
         if new in own:
             self._source[state.numbers] = own[new]

@@ -302,12 +302,6 @@ def accumulate(
     Arguments as in `pull_back`; each sample has its own term.
     """
     spec, xy_to_dw = get_primitive_spec(primitive), RULES["xy_to_dw"][primitive]
-    is_replaced = spec.effective_weights is not None and xy_to_dw is not spec.xy_to_dw
-    if is_replaced and _is_registered(primitive, "init_drtrl"):
-        raise PrimitiveError(
-            f"`xy_to_dw` of `{primitive}` is replaced, but a trace of this operation has another "
-            "shape than its operands. Replace `yw_to_w` and `init_drtrl` as well."
-        )
     return terms_of(spec, xy_to_dw, params, x, hidden_dim, weights)
 
 

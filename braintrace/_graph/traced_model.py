@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -165,19 +165,6 @@ class TracedModel:
             start = ring.start(values[counter])
             mirrored[state] = MIRROR.bind(values[state], start, axis=ring.axis)
         return mirrored
-
-    @functools.cached_property
-    def tree_of_states(self) -> PyTree:
-        """Structure of the tuple of the values of all States, in the order of their leaves."""
-        return self._tree_of(dict.fromkeys(leaf.path for leaf in self.leaves))
-
-    @functools.cached_property
-    def tree_of_written(self) -> PyTree:
-        """The same for the States that the step writes."""
-        return self._tree_of(self.written_paths)
-
-    def _tree_of(self, paths: Iterable[Path]) -> PyTree:
-        return jax.tree_util.treedef_tuple([self.state_trees[path] for path in paths])
 
 
 # --- samples

@@ -45,14 +45,11 @@ class Question:
 
 
 def flows_from(
-    question: Question, constants: Constants, starts: Mapping[Var, Flow], last: int | None = None
+    question: Question, constants: Constants, starts: Mapping[Var, Flow]
 ) -> dict[Var, Flow]:
-    """Return the flows of all variables that depend on some others.
-
-    Equations after the one with index ``last`` are ignored.
-    """
+    """Return the flows of all variables that depend on some others."""
     known, program = dict(starts), constants.program
-    equations = (program.equations[index] for index in program.forward(known, last))
+    equations = (program.equations[index] for index in program.forward(known))
     _pass(question, constants, equations, known)
     return known
 

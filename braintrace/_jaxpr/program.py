@@ -148,13 +148,10 @@ class Program:
 
         return reached(filter(is_var, targets), before)
 
-    def dependents_of(self, starts: Iterable[Var], last: int | None = None) -> set[Var]:
-        """Return what depends on some variables by value, these included.
-
-        Equations after the one with index ``last`` are ignored.
-        """
+    def dependents_of(self, starts: Iterable[Var]) -> set[Var]:
+        """Return what depends on some variables by value, these included."""
         dependents = set(starts)
-        for index in self.forward(dependents, last):
+        for index in self.forward(dependents):
             dependents.update(self.equations[index].outvars)
         return dependents
 
@@ -183,18 +180,13 @@ class Program:
 
         return reached(filter(carries_derivative, starts), after)
 
-    def forward(self, reached: Container[Var], last: int | None = None) -> Iterator[int]:
+    def forward(self, reached: Container[Var]) -> Iterator[int]:
         """Yield the equations that read a reached variable, in execution order.
 
-        Parameters
-        ----------
-        reached
-            Container of reached variables; the caller may add outputs of each yielded equation.
-        last
-            Index of the last equation to yield; ``None``: no limit.
+        The caller may add results of each yielded equation to ``reached``.
         """
-        for index in range(len(self.equations) if last is None else last + 1):
-            if any(is_var(atom) and atom in reached for atom in self.equations[index].invars):
+        for index, equation in enumerate(self.equations):
+            if any(is_var(atom) and atom in reached for atom in equation.invars):
                 yield index
 
     def backward(self, starts: Container[Var], reached: Container[Var]) -> Iterator[int]:
