@@ -29,8 +29,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 
+from .._jax_kernels import with_derivative_of
 from . import quantities
 from .primitive import ETPPrimitive, register_forms
 from .registry import Arrays
@@ -126,28 +126,11 @@ def matmul(
 # --- with a feedback matrix
 
 
-def _forward(x: Any, weight: Any, feedback: Any) -> Any:
-    return jnp.matmul(x, weight)
-
-
-_product = jax.custom_jvp(_forward)
-
-
-def _product_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-    (x, weight, feedback), (dx, *of_matrices) = primals, tangents
-    y = _product(x, weight, feedback)
-    parts = [] if isinstance(dx, SymbolicZero) else [jnp.matmul(dx, feedback)]
-    moving = [matrix for matrix in of_matrices if not isinstance(matrix, SymbolicZero)]
-    if moving:
-        parts.append(jnp.matmul(x, sum(moving[1:], moving[0])))
-    return y, sum(parts[1:], parts[0]) if parts else jnp.zeros_like(y)
-
-
-_product.defjvp(_product_jvp, symbolic_zeros=True)
-
-
 def _feedback_impl(x: Any, weight: Any, feedback: Any, *bias: Any, has_bias: bool = False) -> Any:
-    return quantities.add_bias(_product(x, weight, feedback), bias)
+    hold = jax.lax.stop_gradient
+    # Errors pass back to the input through ``feedback``; both matrices have the forward gradient.
+    slope = jnp.matmul(x, hold(feedback)) + jnp.matmul(hold(x), weight + feedback)
+    return quantities.add_bias(with_derivative_of(jnp.matmul(x, weight), slope), bias)
 
 
 def _with_tangent(weights: Arrays, *, has_bias: bool = False) -> Arrays:
