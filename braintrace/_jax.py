@@ -88,6 +88,20 @@ def own_copy(leaf: Any) -> Any:
     return leaf.copy() if is_small else leaf
 
 
+def on_host(array: Any) -> np.ndarray:
+    """Return an array as a full NumPy array, gathered from all processes if necessary."""
+    if is_whole(array) or array.is_fully_replicated:
+        return np.asarray(array)
+    from jax.experimental import multihost_utils  # most programs have one process
+
+    return multihost_utils.process_allgather(array, tiled=True)
+
+
+def is_whole(leaf: Any) -> bool:
+    """Test whether this process has all of an array."""
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+
 def to_array(value: Any) -> jax.Array:
     """Return ``jnp.asarray(value)``, without its 10 µs if the value is an array already.
 

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._errors import CheckpointError, NoCheckpointError, optional_import
+from ._jax import on_host
 from ._learner.functional import LearnerState
 from ._learner.learner import Learner
 from ._typing import PyTree
-from .sharding import on_host
 
 
 def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None) -> None:

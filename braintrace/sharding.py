@@ -18,7 +18,7 @@ from ._errors import OptionError, ShapeError
 from ._graph.graph import ETraceGraph
 from ._graph.method import Traces
 from ._graph.trace_spec import TraceSpec, TraceSpecs
-from ._jax import is_tracer
+from ._jax import is_tracer, is_whole
 from ._typing import Path, PyTree
 
 
@@ -143,24 +143,10 @@ def _constrained(leaf: Any, axis: int, data: DataAxis) -> Any:
 
 def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
     """Move an array to a sharding; a host array is equal in all processes."""
-    if sharding.is_fully_addressable or not _is_whole(leaf):
+    if sharding.is_fully_addressable or not is_whole(leaf):
         return jax.device_put(leaf, sharding)
     if jnp.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key):
         data = _put(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     whole = np.asarray(leaf, jnp.result_type(leaf))
     return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
-
-
-def on_host(array: Any) -> np.ndarray:
-    """Return an array as a full NumPy array, gathered from all processes if necessary."""
-    if _is_whole(array) or array.is_fully_replicated:
-        return np.asarray(array)
-    from jax.experimental import multihost_utils  # most programs have one process
-
-    return multihost_utils.process_allgather(array, tiled=True)
-
-
-def _is_whole(leaf: Any) -> bool:
-    """Test whether this process has all of an array."""
-    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable

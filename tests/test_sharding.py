@@ -20,7 +20,8 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 import braintrace
 from braintrace import nn
-from braintrace.sharding import DataAxis, on_host, placement_of
+from braintrace._jax import on_host
+from braintrace.sharding import DataAxis, placement_of
 
 BATCH, STEPS, INPUTS, UNITS = 8, 6, 3, 8
 OPTIMIZER = optax.adam(1e-2)

@@ -66,10 +66,12 @@ class MultiStepData:
     data: Any
 
 
+WRAPPERS = SingleStepData, MultiStepData
+
+
 def unwrap(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the data of the wrappers."""
-    wrappers = SingleStepData, MultiStepData
-    return tuple(each.data if isinstance(each, wrappers) else each for each in arguments)
+    return tuple(each.data if isinstance(each, WRAPPERS) else each for each in arguments)
 
 
 def first_step(arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -22,6 +22,7 @@ from .._model import Values
 from .._typing import PyTree
 from .arguments import (
     STATIC,
+    WRAPPERS,
     FunctionKey,
     MultiStepData,
     Options,
@@ -384,10 +385,11 @@ def find_program(
 
 def find_call(learner: BaseLearner, arguments: tuple[Any, ...]) -> tuple[Program, Arguments]:
     """Return the program of one step, or of the steps of `MultiStepData`, and its arguments."""
-    has_steps = any(isinstance(each, MultiStepData) for each in arguments)
+    wrapped = [each for each in arguments if isinstance(each, WRAPPERS)]
+    has_steps = any(isinstance(each, MultiStepData) for each in wrapped)
     make = functools.partial(Call, learner, has_steps)
     program = cached_program(learner, "call", NO_FUNCTION, (has_steps,), make)
-    return program, Arguments(jax.tree.map(own_copy, unwrap(arguments)))
+    return program, Arguments(jax.tree.map(own_copy, unwrap(arguments) if wrapped else arguments))
 
 
 def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:

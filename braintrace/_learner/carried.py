@@ -24,10 +24,9 @@ from .._core.traces import Pairs, examples, unpack
 from .._errors import LostTracesError, NonFiniteWarning, OptionError, in_words
 from .._graph.method import Traces
 from .._graph.traced_model import StateLeaf
-from .._jax import strongly_typed
+from .._jax import on_host, strongly_typed
 from .._model import Values
 from .._typing import Path, PyTree, path_name
-from ..sharding import on_host
 from .arguments import key_of
 
 

@@ -26,9 +26,9 @@ from .._core.traces import as_arrays, reset_traces, samples_with, unpack
 from .._errors import NonFiniteError, OptionError, in_words, optional_import
 from .._from_function import gradients_by_path
 from .._graph.method import Traces
+from .._jax import on_host
 from .._model import Values, write_by_path
 from .._typing import PyTree, path_name
-from ..sharding import on_host
 from . import user_step
 from .arguments import Options, of_numbers
 from .base import BaseLearner
