@@ -221,8 +221,8 @@ def add_to_states(
         Terms to add, for some of the hidden states.
     """
     known = {path: value for path, value in zip(paths, values, strict=True) if path is not None}
-    states = [known[path] for path in dict.fromkeys(leaf.path for leaf in graph.traced.leaves)]
-    inputs = leaves_by_var(graph, known, states)
+    states = {leaf.path: known[leaf.path] for leaf in graph.traced.leaves}
+    inputs = leaves_by_var(graph, states, [*states.values()])
     moved = [leaf for leaf in graph.traced.written if leaf.name in terms]
     added = {leaf.in_var: inputs[leaf.in_var] + terms[leaf.name] for leaf in moved}
     new, changed = whole_values(graph, inputs | added), {leaf.path for leaf in moved}

@@ -7,7 +7,8 @@ linear ``A`` that is the same at every step, the filter and ``A`` commute:
 .. math:: f' = \kappa f + z, \qquad g' = \kappa g + 1, \qquad o' = A(f') + g' b + \kappa^t o^0
 
 The filter ``f`` is one more state of the units of the layer below. The value of ``o'`` stays what
-the model computes; its derivative is that of ``A(f') + g' b``. ``kappa`` does not learn.
+the model computes; its derivative is that of ``A(f') + g' b``. If ``kappa`` depends on parameters,
+the rest comes from ``c' = kappa c``, a state in the units of the readout with the value of ``o``.
 """
 
 import dataclasses
@@ -81,9 +82,9 @@ class _Readout:
     products
         Its products, each with the operand ``z``.
     filters
-        A variable of the shape of each filter: every ``z`` itself, and ``"ones"`` with a bias.
+        A variable of the shape of each filter: every ``z`` itself, ``"ones"``, and ``"old"``.
     parameters
-        Paths of the parameters of ``A`` and ``b``.
+        Paths of the parameters of ``kappa``, ``A`` and ``b``.
     """
 
     leaf: StateLeaf
@@ -123,27 +124,33 @@ class _Finder:
         if leaf.is_grouped or is_apart or old in late or not behind.isdisjoint(others):
             return None
         passed, path, products = {new}, set[int](), list[tuple[Equation, int]]()
-        has_bias = False
+        biased = shifted = decays = scaled = adds_data = False
         for index in program.backward([new], passed):
             equation, name = program.equations[index], program.equations[index].primitive.name
             data = [i for i, a in enumerate(equation.invars) if is_var(a) and a in self._varying]
             fixed = [atom for i, atom in enumerate(equation.invars) if i not in data]
             weights = sum(is_var(atom) and atom in self._learning for atom in fixed)
             moving = [equation.invars[i] for i in data if equation.invars[i] in self._followed]
+            is_old = not behind.isdisjoint(moving)
             path.add(index)
             if _is_product(equation, data):
                 products.append((equation, data[0]))
-                has_bias |= is_marked(equation) and weights > 1
+                biased |= is_marked(equation) and weights > 1
+                shifted |= is_marked(equation) and len(fixed) > 1
                 continue
             if name in _SUMS:
-                has_bias |= weights > 0
-            elif weights or not len(moving) == len(data) == 1 or (name == "div" and data != [0]):
-                return None
-            elif behind.isdisjoint(moving):
-                if name not in (*_FACTORS, *_MOVES):
+                biased |= weights > 0
+                shifted |= len(fixed) > 0
+                adds_data |= len(moving) < len(data)
+            elif len(moving) == len(data) == 1 and (name != "div" or data == [0]):
+                # The old value is scaled by one number for all units.
+                is_uniform = name in _FACTORS and all(map(self._is_number, fixed))
+                if not (is_uniform if is_old else name in (*_FACTORS, *_MOVES)):
                     return None
-            elif name not in _FACTORS or not all(map(self._is_number, fixed)):
-                return None  # one number for all units scales the old value
+                decays |= is_old and weights > 0
+                scaled |= weights > 0
+            else:
+                return None
             passed.update(moving)
         filters: dict[Any, Var] = {e.invars[x]: e.invars[x] for e, x in products}
         below = program.ancestors(filters)
@@ -151,10 +158,12 @@ class _Finder:
         # An operation that something else reads as well keeps its trace.
         marked = program.made_by(i for i in path if is_marked(program.equations[i]))
         is_shared = any(i not in path for var in marked for i, _ in program.readers.get(var, ()))
-        is_exact = passed & {*program.in_vars, *others} == {old}
+        # Data that are only added have no filter, which a weight of theirs would need.
+        is_exact = passed & {*program.in_vars, *others} == {old} and not (adds_data and scaled)
         if is_shared or not (is_above and is_exact):
             return None
-        filters |= {"ones": new} if has_bias else {}
+        has_ones = biased or (shifted and scaled)
+        filters |= {key: new for key, has in (("ones", has_ones), ("old", decays)) if has}
         read = {atom for i in path for atom in program.equations[i].invars if is_var(atom)}
         factors = program.depends_on(read - self._varying)
         paths = (leaf.path for leaf in self._parameters if leaf.in_var in factors)
@@ -245,12 +254,16 @@ def _advance(
     zero = jnp.zeros_like(value)
     slope = jax.jvp(of_old, (zero,), (jnp.ones_like(zero),))[1]
     kappa = jax.lax.slice(slope, [0] * slope.ndim, [1] * slope.ndim).reshape(())
-    new = {
-        source: jax.lax.broadcast(kappa.astype(before.dtype), before.shape) * before
-        + (1 if source == "ones" else known[source])
-        for source, before in filters.items()
-    }
+    fixed, new = jax.lax.stop_gradient(kappa), dict[Any, Any]()
+    for source, before in filters.items():
+        current = 1 if isinstance(source, str) else known[source]
+        new[source] = jax.lax.broadcast(fixed.astype(before.dtype), before.shape) * before + current
     result = after(zero, lambda equation, x: product_of(equation, x, new[equation.invars[x]]))
     if "ones" in filters:
         result += (new["ones"] - 1) * after(zero, biases)
+    if "old" in filters:
+        before = with_derivative_of(known[old], filters["old"])
+        new["old"] = jax.lax.broadcast(kappa, value.shape) * before
+        result += new["old"]
+        new["old"] = with_derivative_of(value, new["old"])
     return with_derivative_of(value, result), new

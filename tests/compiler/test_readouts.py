@@ -63,6 +63,21 @@ def usual(ops, p, h, x):
     return {**new, "o": o}, o
 
 
+@readout(LINEAR, "w out b k", "h a o")
+def with_a_decay_that_learns(ops, p, h, x):
+    new, z = adapting(ops, p, h, x)
+    decay = ops.element_wise(p["k"], jax.nn.sigmoid)
+    o = decay * h["o"] + (1 - decay) * (ops.matmul(z, p["out"], p["b"]) + 0.3)
+    return {**new, "o": o}, jax.nn.softmax(o)
+
+
+@readout(LINEAR, "w out k")
+def with_a_shift_that_a_weight_scales(ops, p, h, x):
+    new, z = rates(ops, p, h, x)
+    o = 0.8 * h["o"] + p["k"] * (z @ p["out"] - 0.3)
+    return {**new, "o": o}, o
+
+
 @readout(LINEAR, "w out b")
 def in_a_step_of_euler(ops, p, h, x):
     new, z = rates(ops, p, h, x)
@@ -153,14 +168,6 @@ def with_a_decay_for_each_unit(ops, p, h, x):
     new, z = rates(ops, p, h, x)
     o = p["e"] * h["o"] + z @ p["out"]
     return {**new, "o": o}, o
-
-
-@readout(OTHERS, "w out b k", "h a o")
-def with_a_decay_that_learns(ops, p, h, x):
-    new, z = adapting(ops, p, h, x)
-    decay = ops.element_wise(p["k"], jax.nn.sigmoid)
-    o = decay * h["o"] + (1 - decay) * (ops.matmul(z, p["out"], p["b"]) + 0.3)
-    return {**new, "o": o}, jax.nn.softmax(o)
 
 
 @readout(OTHERS)
