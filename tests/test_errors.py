@@ -3,7 +3,6 @@
 import pickle
 
 import brainstate
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -39,16 +38,6 @@ class Memoryless(Leaky):
 class WithoutBatch(Leaky):
     def init_state(self, **_):
         self.h = brainstate.HiddenState(jnp.zeros(4))
-
-
-class Mapped(Leaky):
-    def init_state(self, batch_size=None, **_):
-        self.h = brainstate.HiddenState(jnp.zeros((3, batch_size, 4)))
-
-    def update(self, x):
-        products = jax.vmap(braintrace.matmul, (None, 0))(x, jnp.stack([self.w.value] * 3))
-        self.h.value = 0.9 * self.h.value + products
-        return self.h.value
 
 
 class Reservoir(Leaky):
@@ -107,7 +96,6 @@ COMPILATION = {
         "'w'",
     ),
     "complex states": (lambda: compiled(Leaky(start=0j)), "CompilationError", "complex"),
-    "weights mapped": (lambda: compiled(Mapped()), "CompilationError", "grouped_matmul"),
     "a fixed reservoir": (lambda: compiled(Reservoir()), "CompilationError", "`Immediate`"),
     "no time step": (lambda: compiled(nn.LIF(3), example=X * u.mA), "OptionError", "dt"),
     "not initialised": (

@@ -255,9 +255,10 @@ def _unseen(step: GroupedStep, carried: Relations) -> Iterator[Diagnostic]:
         ):
             continue
         names = _names(group.states[a] for group, a in reached)
-        message = f"Weight {quoted(relation.printed_paths)} gets no gradient: no loss of a step "
+        message = f"Weight {quoted(relation.printed_paths)} gets no gradient: no output of a step "
         message += f"depends on {quoted(names)} in that step or through one late connection. "
-        message += "Use a `window` longer than the delay, or `RTRL`."
+        message += "Use a `window` longer than the delay, or `RTRL`. A loss that reads these "
+        message += "states itself does give it a gradient."
         paths = (*relation.printed_paths, *names)
         yield Diagnostic("warning", "truncated", message, paths, relation.source)
 

@@ -266,8 +266,12 @@ def _plain_rows(graph: ETraceGraph) -> Iterator[PlainRow]:
     if graph.flat_state is not None:
         leaves, otherwise = graph.traced.leaves, "reaches no hidden state"
         related |= {leaf.path for leaf in leaves if leaf.name in graph.flat_state.reached}
+    readouts = graph.traced.readouts.items()
+    filtered = {
+        path: f"exact by a filter of '{name}'" for name, paths in readouts for path in paths
+    }
     for path in graph.traced.parameter_paths:
         if path not in related:
             name = path_name(path)
             kinds = dict.fromkeys(d.kind for d in graph.diagnostics if name in d.paths)
-            yield PlainRow(name, ", ".join(kinds) or otherwise)
+            yield PlainRow(name, ", ".join(kinds) or filtered.get(path, otherwise))

@@ -35,7 +35,9 @@ class PairSTDP:
     tau_plus, tau_minus, a_plus, a_minus
         Time constants in steps, and changes by a pair without a lag.
     state, threshold
-        Last part of the neurons' state's path, and the number that it reaches with a spike.
+        Last part of the neurons' state's path, and the number that it reaches with a spike, the
+        same in all steps. Of neurons with a moving threshold (`braintrace.nn.ALIF`), name a State
+        that holds the spikes, or override ``spikes(site)``.
 
     References
     ----------

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._checks import shown
 from .._errors import CompilationError, OptionError, optional_import
 from .._etrace_op.conv import conv
 from . import surrogate
@@ -106,6 +107,8 @@ def to_nir(model: NIRModel) -> Any:
     ------
     MissingPackageError
         If the package ``nir`` is not installed.
+    OptionError
+        For another model.
 
     Examples
     --------
@@ -115,6 +118,11 @@ def to_nir(model: NIRModel) -> Any:
     (3, 2)
     """
     nir = optional_import("nir", "nir")
+    if not isinstance(model, NIRModel):
+        raise OptionError(
+            f"`model` is {shown(model)}; expected a model that `from_nir` has returned. Write the "
+            "network as a `nir.NIRGraph`, and train the model of that graph."
+        )
     nodes = {name: copy.copy(node) for name, node in model.graph.nodes.items()}
     for name, layer in model.layers.items():
         if isinstance(layer, Linear | _Conv):

@@ -172,3 +172,8 @@ def test_what_no_order_or_no_node_is_known_for_is_refused():
         from_nir(nir.NIRGraph(nodes, edges))
     with pytest.raises(braintrace.OptionError, match=r"'a' .*nir\.Scale"):
         from_nir(nir.NIRGraph({**nodes, "a": nir.Scale(np.ones(2))}, edges))
+
+
+def test_a_model_that_is_no_graph_is_refused():
+    with pytest.raises(braintrace.OptionError, match="from_nir"):
+        to_nir(braintrace.nn.Linear(2, 3))
