@@ -102,7 +102,10 @@ def cut_sequence(
             has_places = any("spatial" in spec.axes for spec in specs_of(graph.trace_specs))
             longest = min(longest, LONGEST_IN_CACHE if has_places else LONGEST_CARRIED)
         if has_filters:
-            longest = min(longest, max(LONGEST_IN_CACHE, CACHED_BYTES // max(1, record_bytes)))
+            weights = [leaf.in_var.aval for leaf in graph.traced.parameters]
+            # Each chunk adds up gradients of the size of the weights, large for a sparse matrix.
+            least = max(CACHED_BYTES, 4 * sum(w.size * w.dtype.itemsize for w in weights))
+            longest = min(longest, max(LONGEST_IN_CACHE, least // max(1, record_bytes)))
         longest = math.ceil(steps / math.ceil(steps / longest))
     length = steps if longest >= steps else min(steps, unit * max(1, longest // unit))
     return Chunks(steps, length, length * step_bytes)
