@@ -30,6 +30,7 @@ from .._jax import (
     bind,
     equations_inside,
     is_tracer,
+    scan_counts,
     source_line,
     strongly_typed,
     sub_jaxprs,
@@ -167,6 +168,12 @@ def _is_elementwise(equation: Equation) -> bool:
     return all(any(sub_jaxprs(e)) or _maps_elements(e) for e in equations_inside(equation))
 
 
+def _sweeps(scan: Equation) -> bool:
+    """Test whether a scan carries values from slice to slice, which couples the slices."""
+    fixed, carried = scan_counts(scan)
+    return carried > 0 and any(map(carries_derivative, scan.invars[fixed + carried :]))
+
+
 def _maps_elements(equation: Equation) -> bool:
     size = equation.outvars[0].aval.size
     has_sizes = all(a.aval.size == size for a in equation.invars if carries_derivative(a))
@@ -259,6 +266,9 @@ def unrolled(
         outputs = evaluate_inlined(loop.body, [*loop.fixed, *carried, *slices], rule)
         carried, stacked = outputs[: len(carried)], outputs[len(carried) :]
         results.append(stacked)
+    if not results:
+        avals = (var.aval for var in equation.outvars[len(carried) :])
+        return [*carried, *(jnp.zeros(aval.shape, aval.dtype) for aval in avals)]
     in_order = results[::-1] if equation.params["reverse"] else results
     return [*carried, *(jnp.stack(column) for column in zip(*in_order, strict=True))]
 
@@ -313,7 +323,7 @@ def with_loops_unrolled(traced: TracedModel, unroll_limit: int) -> TracedModel:
         for index in program.making(on_gradient_paths(traced))
         if (equation := program.equations[index]).primitive.name == "scan"
         and equation.params["length"] <= unroll_limit
-        and not _is_elementwise(equation)
+        and (_sweeps(equation) or not _is_elementwise(equation))
     ]
     unroll = functools.partial(unrolled, rule=spell_out_broadcasts)
     rules = dict.fromkeys(loops, unroll)

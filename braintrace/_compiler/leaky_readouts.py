@@ -24,12 +24,15 @@ from .._etrace_op.registry import ETP_PRIMITIVE_SPECS, is_marked
 from .._graph.traced_model import FILTERS, Batch, StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, trace_to_jaxpr
 from .._jax_kernels import with_derivative_of
+from .._jaxpr.dataflow import Question, flows_from
 from .._jaxpr.evaluate import Constants, evaluate, evaluate_all, evaluate_inlined
+from .._jaxpr.lattices import Labels
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative, program_of
 from .._typing import Path
 from .canonicalize import spell_out_broadcasts, with_program
 from .hidden_groups import seen_by_losses, written
+from .trace import follow, laid_out
 
 _SUMS = ("add", "add_any", "sub")
 _FACTORS = ("mul", "div", "neg", "convert_element_type", "copy")
@@ -50,7 +53,7 @@ def with_filters(traced: TracedModel, batch: Batch) -> tuple[TracedModel, Batch]
     added = zip(paths, new.in_vars[-len(paths) :], new.out_atoms[-len(paths) :], strict=True)
     filters = [StateLeaf(path, 0, "hidden", False, True, var, out) for path, var, out in added]
     ends = {leaf.name: leaf for leaf in again.leaves}
-    axes = {leaf.path: (_axis(batch, leaf, ends[leaf.path[1]]),) for leaf in filters}
+    axes = {leaf.path: (_axis(new, batch, leaf, ends[leaf.path[1]]),) for leaf in filters}
     unclear = () if batch.samples is None else (p for p, axis in axes.items() if axis == (None,))
     filtered = dataclasses.replace(
         again,
@@ -62,11 +65,18 @@ def with_filters(traced: TracedModel, batch: Batch) -> tuple[TracedModel, Batch]
     return filtered, Batch(batch.samples, {**batch.axes, **axes}, (*batch.unclear, *unclear))
 
 
-def _axis(batch: Batch, leaf: StateLeaf, end: StateLeaf) -> int | None:
-    """Return the batch axis of a filter, which is that of its readout."""
-    axis = batch.axis(end)
-    has_samples = axis is not None and leaf.shape[axis : axis + 1] == (batch.samples,)
-    return axis if has_samples else None
+def _axis(program: Program, batch: Batch, leaf: StateLeaf, end: StateLeaf) -> int | None:
+    """Return the axis of a filter that has the samples of its readout."""
+    axis, samples = batch.axis(end), batch.samples
+    if axis is None or samples is None:
+        return None
+    constants, expected = Constants(program), laid_out(end.shape, axis, samples)
+    for place in (a for a, size in enumerate(leaf.shape) if size == samples):
+        start = {leaf.in_var: laid_out(leaf.shape, place, samples)}
+        flow = flows_from(Question(Labels()), constants, start).get(end.out_var)
+        if follow(flow, expected):
+            return place
+    return None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

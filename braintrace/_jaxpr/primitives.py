@@ -442,12 +442,22 @@ def _window(at: Through) -> list[Flow]:
     return [at.lattice.over(taken, [0])]
 
 
+def _join_along(at: Through) -> list[Flow]:
+    params, rank = at.equation.params, len(at.shape)
+    is_fft = at.equation.primitive.name == "fft"
+    axes = tuple(range(rank - len(params["fft_lengths"]), rank)) if is_fft else (params["axis"],)
+    flows = [flow if flow is None else at.lattice.over(flow, axes) for flow in at.flows]
+    one = np.expand_dims(filled(at.lattice, joined(at.lattice, flows), ()), axes)
+    return [spread(at.lattice, one, var.aval.shape) for var in at.equation.outvars]
+
+
 _RULES: Mapping[str, Callable[[Through], list[Flow]]] = {
     **dict.fromkeys(ELEMENTWISE | CONSTANT, _elementwise),
     **dict.fromkeys(PLAIN_MOVES, _move),
     **dict.fromkeys(READS, _read),
     **dict.fromkeys(WRITES | UPDATES, _write),
     **dict.fromkeys(SUMS | {"argmax", "argmin"}, _reduce),
+    **dict.fromkeys(names_in("cumlogsumexp cummax cummin cumprod cumsum fft"), _join_along),
     **dict.fromkeys(WINDOWS, _window),
     **dict.fromkeys(names_in("triangular_solve tridiagonal_solve"), _solve),
     "dot_general": _dot,

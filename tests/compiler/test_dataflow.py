@@ -197,6 +197,7 @@ exact(
     ),
     # Without the barrier, XLA rounds the operand of the maximum twice, and divides by no maxima.
     stacked_max=lambda x: lax.optimization_barrier(jnp.stack([x, 0.9 - x], 0)).max(0),
+    cumsum_of_copies=lambda x: lax.cumsum(jnp.stack([x, 2 * x]), 0)[1],
 )
 either(
     argmax=lambda x: x * (1 + jnp.argmax(x, -1, keepdims=True)),

@@ -2,14 +2,18 @@
 
 import functools
 
+import brainstate
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from learners import quietly_compiled
 from paths import PATHS
 from random_models import BATCH, INPUTS, OUTPUTS, STEPS, UNITS, spike
 from toys import XS, Toy, bptt, clipped, compiled, deviation, findings, gradient, warned
+
+import braintrace
 
 pytestmark = pytest.mark.usefixtures("float64")
 LINEAR, OTHERS = [], []
@@ -231,3 +235,33 @@ def test_nothing_is_left_of_nan_before_a_reset():
     reset = np.zeros((STEPS, BATCH), bool)
     reset[0] = True
     oracle.assert_close(gradient(learner, reset=reset), bptt(toy), 1e-10)
+
+
+def test_samples_of_a_filter_are_on_the_axis_of_its_units():
+    """The readout has its samples on another axis, of the same size as the units."""
+
+    class Network(brainstate.nn.Module):
+        def __init__(self, is_turned):
+            super().__init__()
+            self.w = brainstate.ParamState(jnp.ones((INPUTS, BATCH)) / 4)
+            self.out = brainstate.ParamState(jnp.linspace(-1, 1, 2 * BATCH).reshape(BATCH, 2))
+            self.is_turned = is_turned
+
+        def init_state(self, batch_size=None, **_):
+            self.h = brainstate.HiddenState(jnp.zeros((batch_size, BATCH)))
+            shape = (2, batch_size) if self.is_turned else (batch_size, 2)
+            self.o = brainstate.HiddenState(jnp.zeros(shape))
+
+        def update(self, x):
+            self.h.value = 0.8 * self.h.value + braintrace.matmul(x, self.w.value)
+            letters = "bn,no->ob" if self.is_turned else "bn,no->bo"
+            new = jnp.einsum(letters, jnp.tanh(self.h.value), self.out.value)
+            self.o.value = 0.7 * self.o.value + new
+            return self.o.value.T if self.is_turned else self.o.value
+
+    reset = np.arange(STEPS * BATCH).reshape(STEPS, BATCH) % 5 == 3
+    turned, plain = (
+        gradient(quietly_compiled(Network(turn), "d_rtrl", XS[0], batch_size=BATCH), reset=reset)
+        for turn in (True, False)
+    )
+    oracle.assert_close(turned, plain, 1e-10)

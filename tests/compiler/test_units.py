@@ -15,7 +15,7 @@ import pytest
 from catalogue_models import spike
 from paths import PATHS, named
 from random_models import BATCH, INPUTS, STEPS, UNITS, Marked
-from toys import XS, Toy, assert_exact, bptt, compiled, findings, gradient, warned
+from toys import XS, Toy, assert_exact, bptt, compiled, deviation, findings, gradient, warned
 
 import braintrace
 
@@ -532,3 +532,44 @@ def test_a_row_that_a_table_does_not_have_is_that_of_jax():
     toy = Toy(step, "w")
     found = gradient(compiled(toy, xs=indices), xs=indices)
     oracle.assert_close(found, bptt(toy, xs=indices), 1e-10)
+
+
+# --- loops and operations along units -------------------------------------------------------------
+
+
+def test_a_sweep_over_units_keeps_the_path_of_each_to_itself():
+    def step(ops, p, h, x):
+        def of_unit(left, h):
+            left = 0.3 * left + h
+            return left, left
+
+        _, swept = jax.lax.scan(of_unit, jnp.zeros(len(x)), jnp.tanh(h["h"]).T)
+        new = 0.5 * swept.T + ops.matmul(x, p["w"])
+        return {"h": new}, new
+
+    toy = Toy(step, "w")
+    learner = compiled(toy)
+    assert {d.kind for d in warned(learner)} == {"truncated"}
+    assert learner.report().groups[0].transition == (("h", "h"),)
+    assert deviation(gradient(learner), bptt(toy), "w") < 0.2
+
+
+@pytest.mark.parametrize("along", [jnp.cumsum, lambda v, axis: jnp.fft.rfft(v, axis=axis).real])
+def test_an_operation_along_units_keeps_samples_apart(along):
+    def step(ops, p, h, x):
+        new = ops.matmul(x, p["w"]) + 0.5 * h["h"] @ p["r"]
+        joined = along(new, axis=1)
+        return {"h": jnp.tanh(joined @ jnp.eye(joined.shape[1], UNITS))}, new
+
+    assert_exact(Toy(step, "w r"), rule="rtrl")
+
+
+def test_a_loop_without_steps_changes_nothing():
+    def step(ops, p, h, x):
+        def small_step(h, _):
+            return h + ops.matmul(x, p["w"]), h.sum()
+
+        h, _ = jax.lax.scan(small_step, 0.5 * h["h"], None, length=0)
+        return {"h": h + ops.matmul(x, p["w"])}, h
+
+    assert_exact(Toy(step, "w"))
