@@ -206,10 +206,8 @@ class LocalStep(NamedTuple):
     results: PyTree
 
     def once(self, values: Values) -> Values:
-        """Return what the program computes from values that are equal in all steps.
-
-        A broadcast is left to each step: it would take more memory than what it reads.
-        """
+        """Return what the program computes from values that are equal in all steps."""
+        # A broadcast is left to each step: it would take more memory than what it reads.
         program = self.program
         given = {own: values[var] for var, own in self.reads.items() if var in values}
         varying = program.dependents_of(var for var in program.in_vars if var not in given)
