@@ -106,7 +106,7 @@ def placement_of(graph: ETraceGraph, specs: TraceSpecs, data: DataAxis) -> Place
     Raises
     ------
     ShapeError, OptionError
-        If the batch size is not a multiple of the number of parts, or without a batch axis.
+        If the batch size is not a multiple of the number of parts, or the model has no batch.
     """
     samples, parts = graph.batch.samples, data.mesh.shape[data.name]
     if parts > 1 and samples is None:

@@ -41,7 +41,7 @@ from .carried import (
 
 
 class Purpose(NamedTuple):
-    """Purpose that a step is compiled for."""
+    """Shapes, settings and options that a step is compiled for."""
 
     shapes: _model.Shapes
     settings: frozenset[tuple[str, Any]]

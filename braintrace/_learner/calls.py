@@ -456,7 +456,7 @@ def advance(
     in_place = is_certain and program.is_overwriting(steps, traces is None)
     if in_place and not carried.is_owned:  # a program that overwrites nothing would be a second one
         traces = jax.tree.map(jnp.copy, traces)
-    program(values, traces, arguments, in_place, done)
+    program(values, traces, arguments, in_place=in_place, done=done)
     if program.check is not None:
         program.check(program.jitted.result(done)[0][1], start)
     carried.complete(write, is_outside)

@@ -400,7 +400,8 @@ class LearnerOptimizer(brainstate.graph.Node):
                 "A transformation or a pure function cannot store the state of `optimizer`: call "
                 "`learner.init_optimizer(optimizer)` before."
             )
-        with in_words(lambda: "`optimizer.init`; of States, pass `update_fn=optimizer.update`"):
+        advice = "an optimizer that keeps its own States is passed as `update_fn=optimizer.update`"
+        with in_words(lambda: f"`optimizer.init` was called for the parameters; {advice}"):
             fresh = functools.partial(optimizer.init, parameters())
             start = fresh() if held is None else jax.eval_shape(fresh)
         if held is None:

@@ -426,7 +426,7 @@ class FunctionalLearner:
         has_none = is_zero or program.reads == "nothing"
         traces = None if has_none else pack(self._arrays(state), self._learner.carried.pairs())
         values = [places.value_in(state, each) for each in program.states]
-        program(values, traces, arguments, False, done)
+        program(values, traces, arguments, in_place=False, done=done)
         results, verdict = program.jitted.result(done)[0]
         if program.check is not None:
             program.check(verdict, 0)

@@ -116,10 +116,8 @@ class SequenceGradient(Program):
         self._operand_shapes, self._zero_traces = operand_shapes(graph), learner.starting_traces()
         shapes = {**sites.probe_shapes(graph), **sites.probes_of_past(graph)}
         self._probes = None if self._passes else examples(shapes)
-        self._parameters, slices = (
-            [*learner.param_states],
-            user_step.example_slices((sequences, flags)),
-        )
+        self._parameters = [*learner.param_states]
+        slices = user_step.example_slices((sequences, flags))
         constants = examples(self._operand_shapes), initial
         given = list(learner.param_states.values()), (self._probes, constants, slices)
         self._step = step = user_step.PureStep(self._recorded_step, *given)
