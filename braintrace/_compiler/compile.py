@@ -16,6 +16,7 @@ path is truncated, and reported.
 `compile_model` calls every pass. A pass returns new data and never modifies its arguments.
 """
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from .._graph.graph import ETraceGraph
 from .._graph.hidden_group import HiddenParamOpRelation
 from .._graph.method import FOLLOWS_ALL, Jacobian, TraceMethod
 from .._graph.report import Diagnostic
+from .._graph.trace_spec import TraceSpecs, specs_of
 from .._graph.traced_model import TracedModel
 from .._jax import source_line
 from .._typing import Path, path_name
@@ -102,7 +104,8 @@ def compile_model(
     check_hidden_states(traced)
     check_loops(traced)
     if is_elementwise:
-        traced = with_registers(with_loops_unrolled(traced, options.unroll_limit))
+        traced = with_loops_unrolled(traced, options.unroll_limit)
+        traced = with_registers(traced) if traced.may_delay else traced
 
     # The batch axis of each state.
     batch = batch_of(model, batch_size, options.samples)
@@ -145,7 +148,8 @@ def compile_model(
     parts = (step.traced, tuple(step.groups), tuple(relations), diagnostics)
     graph = ETraceGraph(*parts, needs=method.needs, trace_specs={}, batch=batch, flat_state=flat)
     method.check(graph)
-    specs = method.trace_specs(graph, options.every_state)
+    specs = method.fit(graph).trace_specs(graph, options.every_state)
+    check_slots(graph, specs)
     return dataclasses.replace(graph, trace_specs=specs), outside
 
 
@@ -197,6 +201,25 @@ def check_has_states(model: brainstate.nn.Module, step: GroupedStep) -> None:
             "floating-point dtype, so there is nothing to trace. Store the memory of the model "
             "in a `brainstate.HiddenState`."
         )
+
+
+MOST_BYTES = 2**32
+"""Largest size of the traces of one State with several values for each unit."""
+
+
+def check_slots(graph: ETraceGraph, specs: TraceSpecs) -> None:
+    """Refuse a State with many values for each unit whose traces would fill the memory."""
+    for group in graph.traced_groups:
+        for leaf, count in collections.Counter(group.states).items():
+            slots = [name for name, a in zip(group.names, group.states, strict=True) if a is leaf]
+            size = sum(spec.nbytes for spec in specs_of(specs) if spec.state in slots)
+            if count > 1 and size > MOST_BYTES:
+                raise CompilationError(
+                    f"State '{leaf.name}' has {count:,} values for each unit, and their "
+                    f"traces take {size:,} bytes; the limit is {MOST_BYTES:,}. Delay values by "
+                    "`braintrace.nn.Delay`, whose values share one trace, or hold the State "
+                    "constant by `jax.lax.stop_gradient`."
+                )
 
 
 def check_learns(

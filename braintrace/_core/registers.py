@@ -18,7 +18,7 @@ import numpy as np
 from .._jax import Atom, Equation, Var, is_var
 from .._jax_kernels import MIRROR, mirrored
 from .._jaxpr.evaluate import Constants
-from .._jaxpr.primitives import moved_operands, sources_of
+from .._jaxpr.primitives import COPIES, moved_operands, sources_of
 from .._jaxpr.program import Program
 
 
@@ -53,9 +53,6 @@ class Numbers(dict[Var, np.ndarray]):
                 given = np.append(np.concatenate(flat), -1)  # the last is that of `NOWHERE`
                 for var, source in zip(equation.outvars, sources, strict=True):
                     self[var] = given[source].reshape(var.aval.shape)
-
-
-COPIES = ("copy", "copy_p")
 
 
 def _moved_operands(equation: Equation) -> Sequence[int]:

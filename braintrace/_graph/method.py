@@ -154,7 +154,7 @@ class TraceMethod(Protocol):
         """
 
     def fit(self, graph: ETraceGraph) -> "TraceMethod":
-        """Return the method without what a compiled model does not need."""
+        """Return the method with what a compiled model needs."""
         return self
 
     def update(self, chunk: Chunk, traces: Traces) -> Traces:

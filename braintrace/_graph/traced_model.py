@@ -14,6 +14,7 @@ from .._errors import ShapeError
 from .._jax import Atom, Var, struct_of
 from .._jax_kernels import MIRROR
 from .._jaxpr.evaluate import evaluate
+from .._jaxpr.primitives import COPIES, moved_operands
 from .._jaxpr.program import Program
 from .._typing import Path, PyTree, path_name
 from .report import Diagnostic
@@ -141,6 +142,13 @@ class TracedModel:
     def filtered(self) -> tuple[StateLeaf, ...]:
         """The readouts: hidden states whose derivative goes through filters."""
         return tuple(leaf for leaf in self.leaves if leaf.name in self.readouts)
+
+    @functools.cached_property
+    def may_delay(self) -> bool:
+        """Whether a hidden state may hold earlier values: a step moves its elements."""
+        hidden = (leaf for leaf in self.written if leaf.kind == "hidden")
+        makers = (self.program.maker(leaf.out_var) for leaf in hidden)
+        return any(e is None or moved_operands(e) or e.primitive.name in COPIES for e in makers)
 
     @functools.cached_property
     def written(self) -> tuple[StateLeaf, ...]:

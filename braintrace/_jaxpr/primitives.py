@@ -44,6 +44,7 @@ IN_ORDER = names_in(
     "convert_element_type copy copy_p expand_dims name reshape squeeze stop_gradient"
 )
 
+COPIES = names_in("copy copy_p")
 READS = names_in("gather dynamic_slice")
 WRITES = names_in("scatter dynamic_update_slice")
 UPDATES = names_in("scatter-add scatter-sub scatter-mul scatter-min scatter-max")

@@ -25,7 +25,7 @@ from .._graph.report import quoted
 from .._model import write_by_path
 from .._rules.by_path import ComposedTraces, Part
 from .._rules.custom_rules import method_of
-from .._rules.late import LateTraces
+from .._rules.d_rtrl import ParameterTraces
 from .._rules.protocol import Rule, check_rule, rule_in_words
 from .._typing import path_name
 from ..sharding import DataAxis
@@ -207,7 +207,7 @@ def compile_etrace_graph(
     [('u',), ('W/weight',)]
     """
     options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
-    return compile_model(model, arguments, batch_size, options, LateTraces())[0]
+    return compile_model(model, arguments, batch_size, options, ParameterTraces())[0]
 
 
 def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:

@@ -7,9 +7,9 @@ import numpy as np
 
 from .._errors import OptionError
 from .._graph.method import TraceMethod
+from .._rules.d_rtrl import ParameterTraces
 from .._rules.feedback import FeedbackTraces
 from .._rules.filters import FilterTraces
-from .._rules.late import LateTraces
 from .learner import Learner
 
 
@@ -82,7 +82,7 @@ class D_RTRL(Learner):
     """
 
     names: ClassVar[tuple[str, ...]] = ("d_rtrl", "three_factor")
-    method: TraceMethod = LateTraces()
+    method: TraceMethod = ParameterTraces()
 
 
 ParamDimVjpAlgorithm = D_RTRL

@@ -120,6 +120,11 @@ class ComposedTraces(TraceMethod):
                         "have. Use a rule with filters for it."
                     )
 
+    def fit(self, graph: ETraceGraph) -> "ComposedTraces":
+        """Return the rules, each with what a compiled model needs."""
+        fitted = (dataclasses.replace(p, method=p.method.fit(graph)) for p in self.parts)
+        return ComposedTraces(tuple(fitted))
+
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the trace specifications of all rules."""
         result: dict[str, Any] = {}

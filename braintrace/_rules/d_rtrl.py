@@ -97,6 +97,14 @@ class ParameterTraces(TraceMethod):
     needs = frozenset({"x", "values"})
     filters_readouts = True
 
+    def fit(self, graph: ETraceGraph) -> "ParameterTraces":
+        """Return a method with traces of some steps ago, for a model with delay lines."""
+        if not graph.traced.may_delay:
+            return self
+        from .late import with_lines  # which extends this class
+
+        return with_lines(graph)
+
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the trace arrays of each pair of an operation and a state."""
         specs = {}

@@ -5,11 +5,11 @@ import dataclasses
 from .._errors import CompilationError
 from .._etrace_op.dense import feedback_primitives
 from .._graph.graph import ETraceGraph
-from .late import LateTraces
+from .d_rtrl import ParameterTraces
 
 
 @dataclasses.dataclass(frozen=True)
-class FeedbackTraces(LateTraces):
+class FeedbackTraces(ParameterTraces):
     """The traces of `D_RTRL`, for models with `feedback_matmul`."""
 
     def check(self, graph: ETraceGraph) -> None:

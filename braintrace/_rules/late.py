@@ -45,12 +45,11 @@ from .._core.traces import (
     renamed,
     unpack,
 )
-from .._errors import CompilationError
 from .._etrace_op.registry import Arrays
 from .._etrace_op.rules import has_derived_traces
 from .._graph.graph import ETraceGraph
 from .._graph.method import Adjoints, Chunk, Signal, Traces, Weights
-from .._graph.trace_spec import TraceSpecs, specs_of
+from .._graph.trace_spec import TraceSpecs
 from .d_rtrl import (
     ParameterTraces,
     active_outputs,
@@ -93,14 +92,9 @@ class Injection(NamedTuple):
 class LateTraces(ParameterTraces):
     """Traces of the size of the weight; for delay lines, traces of some steps ago."""
 
-    def fit(self, graph: ETraceGraph) -> ParameterTraces:
-        """Return the plain method for a model without delay lines."""
-        return self if _lines(graph) else ParameterTraces()
-
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the traces of each site, or its core's traces and the factors of last steps."""
         specs = {**super().trace_specs(_without_lines(graph), every_state)}
-        _check_slots(_without_lines(graph), specs)
         for line in _lines(graph):
             own = {**super().trace_specs(line.core, False)}
             own[_key_of_factors(line)] = specs_of_factors(line)
@@ -166,6 +160,11 @@ class LateTraces(ParameterTraces):
         return like(chunk.weights, gradients)
 
 
+def with_lines(graph: ETraceGraph) -> ParameterTraces:
+    """Return the method for a model that may have delay lines."""
+    return LateTraces() if _lines(graph) else ParameterTraces()
+
+
 @functools.lru_cache(maxsize=64)
 def _lines(graph: ETraceGraph) -> tuple[Line, ...]:
     """Return the lines whose operations have traces that a chunk may update at once."""
@@ -189,25 +188,6 @@ def _without_lines(graph: ETraceGraph) -> ETraceGraph:
             own = dataclasses.replace(relation, influences=influences, hidden_groups=groups)
             relations.append(own)
     return dataclasses.replace(graph, hidden_param_op_relations=tuple(relations))
-
-
-MOST_BYTES = 2**32
-"""Largest size of the traces of one State with several values for each unit."""
-
-
-def _check_slots(graph: ETraceGraph, specs: TraceSpecs) -> None:
-    for group in graph.traced_groups:
-        for leaf in group.hidden_states:
-            slots = [name for a, name in enumerate(group.names) if group.states[a] is leaf]
-            own = [s for s in specs_of(specs) if s.state in slots]
-            size = sum(spec.nbytes for spec in own)
-            if len(slots) > 1 and size > MOST_BYTES:
-                raise CompilationError(
-                    f"State '{leaf.name}' has {len(slots):,} values for each unit, and their "
-                    f"traces take {size:,} bytes; the limit is {MOST_BYTES:,}. Delay values by "
-                    "`braintrace.nn.Delay`, whose values share one trace, or hold the State "
-                    "constant by `jax.lax.stop_gradient`."
-                )
 
 
 # --- names in the traces of a learner

@@ -21,7 +21,6 @@ from toys import WEIGHTS, Toy, request_of, warned
 
 import braintrace
 from braintrace._jax import every_equation
-from braintrace._rules import late
 
 pytestmark = pytest.mark.usefixtures("float64", "unit_steps")
 SLOTS, STEPS = 3, 8
@@ -625,7 +624,7 @@ def test_the_report_has_the_form_and_the_bytes_of_a_delay():
 
 
 def test_a_state_whose_traces_take_too_much_memory_is_named(monkeypatch):
-    monkeypatch.setattr(late, "MOST_BYTES", 100)
+    monkeypatch.setattr("braintrace._compiler.compile.MOST_BYTES", 100)
     with pytest.raises(braintrace.CompilationError, match="'ring' has 3 values"):
         compiled("ring_of_currents")
 
