@@ -55,12 +55,12 @@ from ._etrace_op.sparse import sparse_matmul as sparse_matmul
 from ._from_function import FunctionModel as FunctionModel
 from ._from_function import from_function as from_function
 from ._graph.graph import ETraceGraph as ETraceGraph
+from ._graph.graph import TraceSpec as TraceSpec
 from ._graph.hidden_group import HiddenGroup as HiddenGroup
 from ._graph.hidden_group import HiddenParamOpRelation as HiddenParamOpRelation
 from ._graph.report import ApproximationWarning as ApproximationWarning
 from ._graph.report import Diagnostic as Diagnostic
 from ._graph.report import Report as Report
-from ._graph.trace_spec import TraceSpec as TraceSpec
 from ._learner.arguments import MultiStepData as MultiStepData
 from ._learner.arguments import SingleStepData as SingleStepData
 from ._learner.carried import EligibilityTraces as EligibilityTraces

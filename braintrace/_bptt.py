@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._brainstate import trace_stateful, undone
-from ._checks import check_model
+from ._checks import check_model, path_name
 from ._errors import OptionError
 from ._from_function import gradients_by_path
 from ._learner.arguments import of_numbers, weights_of
@@ -26,7 +26,7 @@ from ._learner.compile import compile
 from ._learner.full_rules import Immediate
 from ._learner.learner import Learner
 from ._learner.user_step import check_loss
-from ._typing import PyTree, path_name
+from ._typing import PyTree
 
 
 class Program(NamedTuple):

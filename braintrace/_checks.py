@@ -1,20 +1,21 @@
-"""Checks of public arguments, and how errors name values.
+"""Checks of public arguments, and how errors name values and calls.
 
 A check is written where a wrong value would give a wrong number in silence, or where newcomers go
 wrong first. All other mistakes raise the error of JAX, brainstate or Python.
 """
 
+import contextlib
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import brainstate
 import jax
 import saiunit
 
-from ._errors import OptionError, ShapeError
+from ._errors import BraintraceError, OptionError, ShapeError
 from ._typing import Path
 
 LONGEST = 60
@@ -38,6 +39,22 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} of {', '.join(map(shown, jax.tree.leaves(value)[:4]))}"
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def quoted(names: Sequence[str]) -> str:
+    """Print names, each in quotes."""
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def path_name(path: Path) -> str:
+    """Return the printed form of a path.
+
+    Examples
+    --------
+    >>> path_name(("cell", "w"))
+    'cell/w'
+    """
+    return "/".join(map(str, path))
 
 
 def named(names: Sequence[str], values: Sequence[Any]) -> str:
@@ -73,6 +90,18 @@ def leaf_names(names: Sequence[str], arguments: Any) -> tuple[str, ...]:
     paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(arguments))
     keystr = jax.tree_util.keystr
     return tuple(f"{names[path[0].idx]}{keystr(path[1:])}" for path in paths)
+
+
+@contextlib.contextmanager
+def in_words(call: Callable[[], str]) -> Iterator[None]:
+    """Add the call to an error that is raised inside."""
+    try:
+        yield
+    except BraintraceError:
+        raise
+    except Exception as error:
+        error.add_note(f"braintrace: {call()}")
+        raise
 
 
 def check_choice(name: str, value: Any, *choices: Any) -> None:

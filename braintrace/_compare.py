@@ -19,14 +19,14 @@ import saiunit
 from jax.typing import ArrayLike
 
 from ._bptt import Program, Task
-from ._checks import is_quantity
+from ._checks import is_quantity, path_name
 from ._errors import BraintraceError, MissingPackageError, OptionError, optional_import
 from ._learner.chunks import DEFAULT_BUDGET
 from ._learner.compile import algorithm_of, rule_and_options
 from ._learner.learner import Learner
 from ._rules.protocol import Rule
 from ._tables import Printed, Table, in_bytes
-from ._typing import Path, PyTree, path_name
+from ._typing import Path, PyTree
 
 RULES = ("d_rtrl", "es_d_rtrl", "immediate")
 FORMATS = "", ".2e", ".6f", ".3e", ".3e"

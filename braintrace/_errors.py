@@ -1,13 +1,11 @@
-"""Exceptions of the library, and notes on the exceptions of others.
+"""Exceptions of the library.
 
 All have one base class. Every subclass also inherits the fitting built-in exception, so ``except
 ValueError`` also catches it.
 """
 
-import contextlib
 import importlib
 import math
-from collections.abc import Callable, Iterator
 from types import ModuleType
 
 
@@ -93,18 +91,6 @@ class NotPicklableError(BraintraceError, TypeError):
 
 class NonFiniteWarning(UserWarning):
     """Updates are skipped because a loss or gradient is NaN or infinite."""
-
-
-@contextlib.contextmanager
-def in_words(call: Callable[[], str]) -> Iterator[None]:
-    """Add the call to an error that is raised inside."""
-    try:
-        yield
-    except BraintraceError:
-        raise
-    except Exception as error:
-        error.add_note(f"braintrace: {call()}")
-        raise
 
 
 def optional_import(name: str, extra: str) -> ModuleType:

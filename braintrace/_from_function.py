@@ -17,10 +17,10 @@ import numpy as np
 import saiunit
 
 from ._brainstate import Hidden
-from ._checks import is_quantity, shown
+from ._checks import is_quantity, path_name, shown
 from ._errors import OptionError, ShapeError
 from ._jax import strongly_typed
-from ._typing import Path, PyTree, path_name
+from ._typing import Path, PyTree
 
 
 def from_function(

@@ -12,12 +12,12 @@ import numpy as np
 import saiunit
 
 from ._brainstate import initialise, is_watched, peek, set_values, trace_stateful, values_of
-from ._checks import is_quantity, shown
+from ._checks import is_quantity, path_name, shown
 from ._errors import NotCompiledError, ShapeError
 from ._graph.graph import ETraceGraph
 from ._graph.traced_model import StateLeaf
 from ._jax import Var, strongly_typed, to_array
-from ._typing import Path, path_name
+from ._typing import Path
 
 States: TypeAlias = Mapping[Path, brainstate.State]
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ._checks import path_name
 from ._errors import optional_import
 from ._etrace_op.registry import is_marked
 from ._graph.graph import ETraceGraph, report_of
@@ -22,7 +23,6 @@ from ._graph.traced_model import FILTERS, StateLeaf
 from ._jax import Atom, Var, is_var, source_line
 from ._jaxpr.primitives import PRODUCTS
 from ._tables import in_bytes
-from ._typing import path_name
 
 Point = tuple[float, float]
 

@@ -15,9 +15,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ._core.traces import arrays_of, of_arrays
 from ._errors import OptionError, ShapeError
-from ._graph.graph import ETraceGraph
+from ._graph.graph import ETraceGraph, TraceSpec, TraceSpecs
 from ._graph.method import Traces
-from ._graph.trace_spec import TraceSpec, TraceSpecs
 from ._jax import is_tracer, is_whole
 from ._typing import Path, PyTree
 

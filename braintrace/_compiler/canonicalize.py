@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
+from .._checks import path_name
 from .._errors import CompilationError
 from .._etrace_op.registry import holds_marked
 from .._graph.traced_model import StateLeaf, TracedModel
@@ -47,7 +48,6 @@ from .._jaxpr.evaluate import (
 )
 from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
 from .._jaxpr.program import Program, carries_derivative, program_of
-from .._typing import path_name
 from .hidden_groups import written
 
 

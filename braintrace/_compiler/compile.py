@@ -24,16 +24,15 @@ from typing import Any
 import brainstate
 import jax
 
-from .._checks import check_model
+from .._checks import check_model, path_name
 from .._errors import CompilationError, DtypeError
-from .._graph.graph import ETraceGraph
+from .._graph.graph import ETraceGraph, TraceSpecs, specs_of
 from .._graph.hidden_group import HiddenParamOpRelation
 from .._graph.method import FOLLOWS_ALL, Jacobian, TraceMethod
 from .._graph.report import Diagnostic
-from .._graph.trace_spec import TraceSpecs, specs_of
 from .._graph.traced_model import TracedModel
 from .._jax import source_line
-from .._typing import Path, path_name
+from .._typing import Path
 from .analysis import Analysis
 from .canonicalize import on_gradient_paths, rewritten, with_loops_unrolled
 from .diagnostics import diagnose, publish

@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from .._checks import path_name, quoted
 from .._errors import CompilationError
 from .._etrace_op.registry import holds_marked, is_marked
 from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation, Ids
 from .._graph.method import FOLLOWS_ALL, Jacobian
-from .._graph.report import ApproximationWarning, Diagnostic, DiagnosticKind, Level, quoted
+from .._graph.report import ApproximationWarning, Diagnostic, DiagnosticKind, Level
 from .._graph.traced_model import FILTERS, StateLeaf
 from .._jax import Atom, Equation, Var, is_var, source_line
 from .._jaxpr.dataflow import BindingTime
 from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative
-from .._typing import path_name
 from .analysis import binding_times_of, labels_back, nonlinear_uses
 from .hidden_groups import GroupedStep, new_states, seen_by_losses
 from .walk import Walk

@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._checks import quoted
 from .._errors import CompilationError
 from .._etrace_op.registry import ETP_PRIMITIVE_SPECS
 from .._graph.flat_state import FlatState, ParameterUse, Structure
-from .._graph.report import Diagnostic, quoted
+from .._graph.report import Diagnostic
 from .._graph.traced_model import Batch, StateLeaf, TracedModel
 from .._jax import OWN_DERIVATIVE, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
 from .._jaxpr.dataflow import BindingTime, Question, flows_from

@@ -19,14 +19,14 @@ from typing import Any, TypeAlias
 import brainstate
 import jax
 
-from .._checks import path_filter, shown
+from .._checks import path_filter, path_name, quoted, shown
 from .._errors import OptionError
 from .._etrace_op.conv import conv
 from .._etrace_op.einsum import in_matrices
 from .._etrace_op.elemwise import etp_elemwise_p
-from .._etrace_op.mark import reaches_region
+from .._etrace_op.mark import SCOPE
 from .._etrace_op.registry import holds_marked, is_marked
-from .._graph.report import Diagnostic, quoted
+from .._graph.report import Diagnostic
 from .._graph.traced_model import TracedModel
 from .._jax import (
     OWN_DERIVATIVE,
@@ -34,7 +34,9 @@ from .._jax import (
     Equation,
     Var,
     bind,
+    equations_inside,
     is_var,
+    scopes_of,
     source_line,
     trace_to_jaxpr,
 )
@@ -42,7 +44,7 @@ from .._jaxpr.dataflow import BindingTime, binding_times
 from .._jaxpr.evaluate import Constants, Rule, evaluate, evaluate_all, inlined
 from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
 from .._jaxpr.program import CONSTANT, Program, carries_derivative, program_of
-from .._typing import Path, path_name
+from .._typing import Path
 from .analysis import couples, times_of_inputs
 from .canonicalize import by_rules, selected, unrolled, with_program
 
@@ -100,6 +102,11 @@ def with_marks(traced: TracedModel, marking: Marking) -> TracedModel:
         return traced
     traced = _marked(traced, marking.wants, marking.unroll_limit, in_region=False)
     return dataclasses.replace(traced, is_marked_automatically=True)
+
+
+def reaches_region(equation: Equation) -> bool:
+    """Test whether an equation, or one in its bodies, is in a region of `braintrace.mark`."""
+    return any(SCOPE in scopes_of(inner) for inner in (equation, *equations_inside(equation)))
 
 
 def _has_own_marks(traced: TracedModel) -> bool:

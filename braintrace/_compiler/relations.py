@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from .._checks import path_name
 from .._etrace_op.registry import ETP_PRIMITIVE_SPECS
 from .._graph.hidden_group import NO_OUTPUT, HiddenGroup, HiddenParamOpRelation, InfluenceMap, Tap
 from .._graph.traced_model import TracedModel
@@ -17,7 +18,6 @@ from .._jax import Var, source_line
 from .._jaxpr.dataflow import BindingTime
 from .._jaxpr.lattices import BOTTOM
 from .._jaxpr.program import reached
-from .._typing import path_name
 from .analysis import Analysis, numbered, times_of_inputs
 from .hidden_groups import GroupedStep
 from .walk import BROADCAST, Walk

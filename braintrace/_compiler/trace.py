@@ -17,14 +17,14 @@ import saiunit
 from jax.typing import ArrayLike
 
 from .._brainstate import StatefulTrace, initialise, trace_stateful, unnoticed_states
-from .._checks import is_quantity, leaf_names, named, parameter_names, shown
-from .._errors import CompilationError, ShapeError, in_words
+from .._checks import in_words, is_quantity, leaf_names, named, parameter_names, path_name, shown
+from .._errors import CompilationError, ShapeError
 from .._graph.traced_model import Axes, Batch, StateKind, StateLeaf, TracedModel
 from .._jax import ClosedJaxpr, every_equation, is_tracer, open_jaxpr, source_line, trace_to_jaxpr
 from .._jaxpr.evaluate import evaluate_inlined
 from .._jaxpr.lattices import BOTTOM, Flow
 from .._jaxpr.program import Program, program_of
-from .._typing import Path, PyTree, path_name
+from .._typing import Path, PyTree
 
 NO_CLOCK = (
     "braintrace: a step is traced once, and `brainstate.environ.set(t=...)` would stop the clock. "

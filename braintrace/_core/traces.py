@@ -52,8 +52,8 @@ from jax.typing import DTypeLike
 
 from .._errors import OptionError
 from .._etrace_op.rules import has_declared_terms
+from .._graph.graph import TraceSpec, TraceSpecs, specs_of
 from .._graph.method import Traces
-from .._graph.trace_spec import TraceSpec, TraceSpecs, specs_of
 from .._jax_kernels import runs_on_several_devices
 from .._typing import PyTree
 from .sites import TraceSite

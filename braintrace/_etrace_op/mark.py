@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 import jax
 
-from .._jax import Equation, equations_inside, scopes_of
-
 T = TypeVar("T")
 
 SCOPE = "braintrace.mark"
@@ -69,16 +67,6 @@ def mark(x: T) -> T:
         # Modules of Equinox are frozen.
         object.__setattr__(marked, "__class__", _marked_class(type(x)))
     return marked
-
-
-def is_in_region(equation: Equation) -> bool:
-    """Test whether an equation is in a region of `mark`."""
-    return SCOPE in scopes_of(equation)
-
-
-def reaches_region(equation: Equation) -> bool:
-    """Test whether an equation, or one in its bodies, is in a region of `mark`."""
-    return any(map(is_in_region, (equation, *equations_inside(equation))))
 
 
 def _marked_class(module: type) -> Any:

@@ -18,9 +18,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from .._checks import path_name
 from .._etrace_op.primitive import ETPPrimitive
 from .._jax import Atom, Var
-from .._typing import Path, path_name
+from .._typing import Path
 from .traced_model import StateLeaf
 
 Ids: TypeAlias = np.ndarray

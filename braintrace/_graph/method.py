@@ -17,9 +17,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
 
-from .graph import ETraceGraph
+from .graph import ETraceGraph, Record, TraceSpecs
 from .hidden_group import HiddenParamOpRelation
-from .trace_spec import Record, TraceSpecs
 
 Weights: TypeAlias = dict[str, dict[str, jax.Array]]
 """Values of the trainable operands, by relation and name."""

@@ -1,7 +1,7 @@
 """Report of a compiled model: which weights learn online, what is cut, and the memory."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 from .._tables import Printed, Table
@@ -44,11 +44,6 @@ class Diagnostic:
 
 class ApproximationWarning(UserWarning):
     """Warn that a part of the gradient is approximated more coarsely than expected."""
-
-
-def quoted(names: Sequence[str]) -> str:
-    """Print names, each in quotes."""
-    return ", ".join(f"'{name}'" for name in names)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from .. import _model
 from .._brainstate import Hidden, hold, is_watched
-from .._checks import check_model
+from .._checks import check_model, path_name
 from .._compiler import CompilerOptions, compile_model
 from .._core import traces as core_traces
 from .._core.sites import flags_along
@@ -27,7 +27,7 @@ from .._graph.method import TraceMethod, Traces
 from .._graph.report import ApproximationWarning
 from .._jax import strongly_typed
 from .._model import States, Values
-from .._typing import Path, PyTree, path_name
+from .._typing import Path, PyTree
 from ..sharding import DataAxis, Placement, placement_of
 from .arguments import example_arguments
 from .carried import (

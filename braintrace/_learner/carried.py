@@ -19,14 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _brainstate
-from .._checks import differences
+from .._checks import differences, in_words, path_name
 from .._core.traces import Pairs, examples, unpack
-from .._errors import LostTracesError, NonFiniteWarning, OptionError, in_words
+from .._errors import LostTracesError, NonFiniteWarning, OptionError
 from .._graph.method import Traces
 from .._graph.traced_model import StateLeaf
 from .._jax import on_host, strongly_typed
 from .._model import Values
-from .._typing import Path, PyTree, path_name
+from .._typing import Path, PyTree
 from .arguments import key_of
 
 

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .._core.traces import as_arrays, size_in_bytes
-from .._graph.graph import ETraceGraph
-from .._graph.trace_spec import specs_of
+from .._graph.graph import ETraceGraph, specs_of
 from .._typing import PyTree
 from .arguments import Options
 

@@ -16,18 +16,16 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from .._brainstate import initialise
-from .._checks import path_filter, shown
+from .._checks import in_words, path_filter, path_name, quoted, shown
 from .._compiler import CompilerOptions, compile_model
 from .._ended import OPTIONS
-from .._errors import OptionError, in_words
+from .._errors import OptionError
 from .._graph.graph import ETraceGraph
-from .._graph.report import quoted
 from .._model import write_by_path
 from .._rules.by_path import ComposedTraces, Part
 from .._rules.custom_rules import method_of
 from .._rules.d_rtrl import ParameterTraces
 from .._rules.protocol import Rule, check_rule, rule_in_words
-from .._typing import path_name
 from ..sharding import DataAxis
 from .arguments import first_step
 from .learner import Learner

@@ -18,12 +18,12 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from .. import _brainstate
-from .._checks import differences, shown
+from .._checks import differences, path_name, shown
 from .._core.traces import pack, unpack
 from .._errors import OptionError, ShapeError
 from .._graph.method import Traces
 from .._model import Values
-from .._typing import Path, PyTree, path_name
+from .._typing import Path, PyTree
 from .arguments import Options, check_flags
 from .base import BaseLearner
 from .calls import find_call, find_program

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from .._checks import check_choice
+from .._checks import check_choice, path_name
 from .._compiler import lost_gradients, publish
 from .._core import sites
 from .._core.chunk import ChunkResult, chunk_runner
@@ -42,7 +42,7 @@ from .._jax_kernels import without_derivative
 from .._jaxpr.program import program_of
 from .._model import Values, add_to_states
 from .._rules.d_rtrl import ParameterTraces
-from .._typing import PyTree, path_name
+from .._typing import PyTree
 from . import chunks, user_step
 from .arguments import Options
 from .base import BaseLearner

@@ -8,15 +8,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from .._brainstate import initialise, is_lost, is_watched
+from .._checks import in_words, path_name
 from .._compiler import publish
 from .._core.traces import size_in_bytes
-from .._errors import NotPicklableError, ShapeError, in_words
+from .._errors import NotPicklableError, ShapeError
 from .._graph.graph import report_of
 from .._graph.report import Diagnostic, Report
 from .._model import values_by_path, write_by_path
 from .._rules.eligibility import eligibility_of
 from .._tables import in_bytes
-from .._typing import Path, PyTree, path_name
+from .._typing import Path, PyTree
 from . import calls
 from .arguments import check_flags, first_step
 from .base import BaseLearner

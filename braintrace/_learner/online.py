@@ -21,14 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._brainstate import values_of
-from .._checks import check_choice, shown
+from .._checks import check_choice, in_words, path_name, shown
 from .._core.traces import as_arrays, reset_traces, samples_with, unpack
-from .._errors import NonFiniteError, OptionError, in_words, optional_import
+from .._errors import NonFiniteError, OptionError, optional_import
 from .._from_function import gradients_by_path
 from .._graph.method import Traces
 from .._jax import on_host
 from .._model import Values, write_by_path
-from .._typing import PyTree, path_name
+from .._typing import PyTree
 from . import user_step
 from .arguments import Options, of_numbers
 from .base import BaseLearner

@@ -21,17 +21,17 @@ import jax.numpy as jnp
 import saiunit
 
 from .._brainstate import trace_stateful, values_of
-from .._checks import named, parameter_names, shown
+from .._checks import in_words, named, parameter_names, path_name, shown
 from .._core.gradient import Inputs, operands
 from .._core.sites import Probes, pre_step_probe
 from .._core.traces import examples
-from .._errors import OptionError, in_words
+from .._errors import OptionError
+from .._graph.graph import specs_of
 from .._graph.method import Weights
 from .._graph.report import Diagnostic
-from .._graph.trace_spec import specs_of
 from .._jax import calls_back, every_equation, trace_state
 from .._model import add_to_states, leaves_by_var, whole_values, write_by_path
-from .._typing import Path, PyTree, path_name
+from .._typing import Path, PyTree
 from .arguments import read_arguments, unwrap
 
 if TYPE_CHECKING:

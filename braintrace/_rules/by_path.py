@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._checks import path_name
 from .._core.traces import joined, renamed
 from .._errors import CompilationError
-from .._graph.graph import ETraceGraph
+from .._graph.graph import ETraceGraph, Record, TraceSpec, TraceSpecs
 from .._graph.hidden_group import HiddenParamOpRelation
 from .._graph.method import Chunk, Jacobian, Signal, TraceMethod, Traces, Weights
-from .._graph.trace_spec import Record, TraceSpec, TraceSpecs
-from .._typing import Path, path_name
+from .._typing import Path
 
 
 @dataclasses.dataclass(frozen=True)

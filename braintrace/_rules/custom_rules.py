@@ -28,17 +28,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._checks import in_words
 from .._core.gradient import add, like, operand_shapes
 from .._core.local_step import blocks, values_of
 from .._core.sites import at_elements, at_entry, names_of, new_state_to_elements, signals, x_key
 from .._core.step_program import scan_records
 from .._core.traces import as_arrays, reset_traces, widened
-from .._errors import ShapeError, in_words
+from .._errors import ShapeError
 from .._etrace_op.registry import Arrays
-from .._graph.graph import ETraceGraph
+from .._graph.graph import ETraceGraph, Role, TraceSpec, TraceSpecs
 from .._graph.hidden_group import HiddenGroup
 from .._graph.method import Adjoints, Chunk, Jacobian, Signal, TraceMethod, Traces, Weights
-from .._graph.trace_spec import Role, TraceSpec, TraceSpecs
 from .._jax import struct_of
 from .chunk_vjp import jacobians
 from .protocol import Rule, Site

@@ -73,10 +73,9 @@ from .._core.traces import (
 from .._errors import PrimitiveError
 from .._etrace_op.registry import Arrays, get_primitive_spec
 from .._etrace_op.rules import accumulate, axes_of_trace, contract, has_derived_traces, propagate
-from .._graph.graph import ETraceGraph
+from .._graph.graph import ETraceGraph, Role, TraceSpec, TraceSpecs
 from .._graph.hidden_group import HiddenGroup
 from .._graph.method import Adjoints, Chunk, Records, Signal, TraceMethod, Traces, Weights
-from .._graph.trace_spec import Role, TraceSpec, TraceSpecs
 
 Blocks: TypeAlias = dict[tuple[int, int], jax.Array]
 """Blocks of an ``n × n`` matrix per unit, by ``(row, column)``; missing blocks are zero."""

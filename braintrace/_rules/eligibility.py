@@ -7,16 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._checks import is_quantity
+from .._checks import is_quantity, path_name, quoted
 from .._core.active_outputs import active_outputs_of, trace_shapes
 from .._core.sites import trace_sites
 from .._errors import OptionError, ShapeError
-from .._graph.graph import ETraceGraph
+from .._graph.graph import ETraceGraph, TraceSpec, TraceSpecs, specs_of
 from .._graph.hidden_group import HiddenParamOpRelation
 from .._graph.method import Traces
-from .._graph.report import quoted
-from .._graph.trace_spec import TraceSpec, TraceSpecs, specs_of
-from .._typing import Path, path_name
+from .._typing import Path
 
 Pairs: TypeAlias = list[tuple[TraceSpec, jax.Array]]
 """Every trace with its specification."""

@@ -19,9 +19,8 @@ from .._core.sites import (
     trace_sites,
     x_key,
 )
-from .._graph.graph import ETraceGraph
+from .._graph.graph import ETraceGraph, Role, TraceSpec
 from .._graph.method import Records
-from .._graph.trace_spec import Role, TraceSpec
 from .filters import rows_of_samples
 
 Factors = dict[str, jax.Array]

@@ -48,10 +48,9 @@ from .._core.traces import as_arrays, widened
 from .._errors import OptionError, PrimitiveError
 from .._etrace_op.registry import ETP_RULES_INIT_PP, Arrays, get_primitive_spec
 from .._etrace_op.rules import is_linear_in_input, linear_input, pull_back
-from .._graph.graph import ETraceGraph
+from .._graph.graph import ETraceGraph, Role, TraceSpec, TraceSpecs
 from .._graph.hidden_group import HiddenGroup, HiddenParamOpRelation
 from .._graph.method import Adjoints, Chunk, Records, Signal, TraceMethod, Traces, Weights
-from .._graph.trace_spec import Role, TraceSpec, TraceSpecs
 from .._jax import struct_of
 from .._jaxpr.vjp import Kind, kinds_of
 

@@ -47,9 +47,8 @@ from .._core.traces import (
 )
 from .._etrace_op.registry import Arrays
 from .._etrace_op.rules import has_derived_traces
-from .._graph.graph import ETraceGraph
+from .._graph.graph import ETraceGraph, TraceSpecs
 from .._graph.method import Adjoints, Chunk, Signal, Traces, Weights
-from .._graph.trace_spec import TraceSpecs
 from .d_rtrl import (
     ParameterTraces,
     active_outputs,

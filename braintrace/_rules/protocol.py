@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkabl
 import jax
 
 from .._errors import OptionError
-from .._graph.trace_spec import TraceSpec
+from .._graph.graph import TraceSpec
 from .._typing import PyTree
 
 NO_OPERATION = (

@@ -51,9 +51,8 @@ from .._core.sites import over_first_axis, where_flagged
 from .._core.traces import as_arrays, widened
 from .._errors import PrimitiveError
 from .._graph.flat_state import ParameterUse, operand_key
-from .._graph.graph import ETraceGraph
+from .._graph.graph import ETraceGraph, TraceSpec, TraceSpecs
 from .._graph.method import Chunk, Signal, Traces, Weights
-from .._graph.trace_spec import TraceSpec, TraceSpecs
 from .._jax import Var, source_line, struct_of
 from .._jaxpr.vjp import Kind, kinds_of
 from .._typing import PyTree

@@ -46,10 +46,9 @@ from .._core.sites import flat_signals, where_flagged
 from .._core.step_program import scan_records
 from .._core.traces import as_arrays, is_zero, reset_traces, unfused, widened
 from .._graph.flat_state import Structure
-from .._graph.graph import ETraceGraph
+from .._graph.graph import ETraceGraph, Record, Role, TraceSpec, TraceSpecs
 from .._graph.hidden_group import HiddenParamOpRelation
 from .._graph.method import Chunk, Jacobian, Signal, TraceMethod, Traces, Weights
-from .._graph.trace_spec import Record, Role, TraceSpec, TraceSpecs
 from .._graph.traced_model import StateLeaf
 from .chunk_vjp import jacobians
 

@@ -14,9 +14,8 @@ from .._core.flat_state import flat_state_of
 from .._core.sites import TraceSite, filter_key, trace_sites
 from .._etrace_op.registry import Arrays
 from .._etrace_op.rules import accumulate, contract, linear_input, propagate, pull_back
-from .._graph.graph import ETraceGraph
+from .._graph.graph import ETraceGraph, TraceSpec
 from .._graph.method import Weights
-from .._graph.trace_spec import TraceSpec
 from .d_rtrl import specs_of_site
 from .filters import check_filtered_inputs, spec_of_input, spec_of_output
 from .protocol import Site, Trace
