@@ -25,6 +25,7 @@ from .._model import write_by_path
 from .._rules.by_path import ComposedTraces, Part
 from .._rules.custom_rules import method_of
 from .._rules.d_rtrl import ParameterTraces
+from .._rules.late import late_traces
 from .._rules.protocol import Rule, check_rule, rule_in_words
 from ..sharding import DataAxis
 from .arguments import first_step
@@ -205,7 +206,7 @@ def compile_etrace_graph(
     [('u',), ('W/weight',)]
     """
     options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
-    return compile_model(model, arguments, batch_size, options, ParameterTraces())[0]
+    return compile_model(model, arguments, batch_size, options, ParameterTraces(late_traces))[0]
 
 
 def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:

@@ -10,6 +10,7 @@ from .._graph.method import TraceMethod
 from .._rules.d_rtrl import ParameterTraces
 from .._rules.feedback import FeedbackTraces
 from .._rules.filters import FilterTraces
+from .._rules.late import late_traces
 from .learner import Learner
 
 
@@ -82,7 +83,7 @@ class D_RTRL(Learner):
     """
 
     names: ClassVar[tuple[str, ...]] = ("d_rtrl", "three_factor")
-    method: TraceMethod = ParameterTraces()
+    method: TraceMethod = ParameterTraces(late_traces)
 
 
 ParamDimVjpAlgorithm = D_RTRL
@@ -201,7 +202,7 @@ class RFLO(D_RTRL):
     """
 
     names = ("rflo",)
-    method = FeedbackTraces()
+    method = FeedbackTraces(late_traces)
 
 
 class OSTLFeedforward(D_RTRL):

@@ -18,7 +18,7 @@ elementwise is not carried: column ``a`` of every ``D`` is zero for it.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -90,19 +90,23 @@ class ParameterTraces(TraceMethod):
 
     The gradient of a chunk is linear in the adjoints of the states after it (`pull_back`), and its
     part through the traces is linear in the adjoints of the states before it (`contract`).
+
+    Attributes
+    ----------
+    for_delays
+        Returns the method of a model that may hold earlier values in its states.
     """
 
+    for_delays: Callable[[ETraceGraph], TraceMethod] | None = None
     jacobian = "elementwise"
     needs = frozenset({"x", "values"})
     filters_readouts = True
 
-    def fit(self, graph: ETraceGraph) -> "ParameterTraces":
-        """Return a method with traces of some steps ago, for a model with delay lines."""
-        if not graph.traced.may_delay:
+    def fit(self, graph: ETraceGraph) -> TraceMethod:
+        """Return another method for a model that may hold earlier values in its states."""
+        if self.for_delays is None or not graph.traced.may_delay:
             return self
-        from .late import with_lines  # which extends this class
-
-        return with_lines(graph)
+        return self.for_delays(graph)
 
     def trace_specs(self, graph: ETraceGraph, every_state: bool) -> TraceSpecs:
         """Return the trace arrays of each pair of an operation and a state."""

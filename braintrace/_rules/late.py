@@ -159,8 +159,8 @@ class LateTraces(ParameterTraces):
         return like(chunk.weights, gradients)
 
 
-def with_lines(graph: ETraceGraph) -> ParameterTraces:
-    """Return the method for a model that may have delay lines."""
+def late_traces(graph: ETraceGraph) -> ParameterTraces:
+    """Return the method of a model that may have delay lines."""
     return LateTraces() if _lines(graph) else ParameterTraces()
 
 
