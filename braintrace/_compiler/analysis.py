@@ -17,6 +17,7 @@ from .._etrace_op.registry import MarkedRole, is_marked, role
 from .._graph.hidden_group import Ids
 from .._graph.traced_model import TracedModel
 from .._jax import OWN_BACKWARD, Atom, Equation, Var
+from .._jaxpr.constants import Constants
 from .._jaxpr.dataflow import (
     BindingTime,
     Question,
@@ -24,7 +25,6 @@ from .._jaxpr.dataflow import (
     flows_from,
     flows_of_results,
 )
-from .._jaxpr.evaluate import Constants
 from .._jaxpr.lattices import TOP, Flow, Labels, Lattice, everything, joined, spread
 from .._jaxpr.program import Program, carries_derivative
 from .._jaxpr.vjp import flows_back, nonlinear_operands, vjp_of

@@ -22,8 +22,9 @@ from .._graph.flat_state import FlatState, ParameterUse, Structure
 from .._graph.report import Diagnostic
 from .._graph.traced_model import Batch, StateLeaf, TracedModel
 from .._jax import OWN_DERIVATIVE, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
+from .._jaxpr.constants import Constants
 from .._jaxpr.dataflow import BindingTime, Question, flows_from
-from .._jaxpr.evaluate import Constants, evaluate, inlined
+from .._jaxpr.evaluate import evaluate, inlined
 from .._jaxpr.lattices import TOP, Flow, Labels, Sets, everything, filled, joined, spread
 from .._jaxpr.primitives import IN_ORDER, PLAIN_MOVES, PRODUCTS
 from .._jaxpr.program import carries_derivative, components, program_of

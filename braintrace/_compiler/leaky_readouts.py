@@ -24,8 +24,9 @@ from .._etrace_op.registry import ETP_PRIMITIVE_SPECS, is_marked
 from .._graph.traced_model import FILTERS, Batch, StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, trace_to_jaxpr
 from .._jax_kernels import with_derivative_of
+from .._jaxpr.constants import Constants
 from .._jaxpr.dataflow import Question, flows_from
-from .._jaxpr.evaluate import Constants, evaluate, evaluate_all, evaluate_inlined
+from .._jaxpr.evaluate import evaluate, evaluate_all, evaluate_inlined
 from .._jaxpr.lattices import Labels
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative, program_of

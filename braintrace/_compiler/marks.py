@@ -40,8 +40,9 @@ from .._jax import (
     source_line,
     trace_to_jaxpr,
 )
+from .._jaxpr.constants import Constants
 from .._jaxpr.dataflow import BindingTime, binding_times
-from .._jaxpr.evaluate import Constants, Rule, evaluate, evaluate_all, inlined
+from .._jaxpr.evaluate import Rule, evaluate, evaluate_all, inlined
 from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
 from .._jaxpr.program import CONSTANT, Program, carries_derivative, program_of
 from .._typing import Path

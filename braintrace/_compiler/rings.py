@@ -2,12 +2,13 @@
 
 A step writes the slot of a ring buffer that a counter says, and reads others. In the order of their
 ages, the step moves all slots on, and reads the same ones at every step. The order is found by
-running the counter for some steps.
+running the counter for some steps, with NumPy.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,8 +18,9 @@ import numpy as np
 from .._graph.traced_model import Ring, StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, trace_to_jaxpr
 from .._jax_kernels import mirrored
-from .._jaxpr.evaluate import Rule, evaluate
-from .._jaxpr.primitives import READS, WRITES, moved_operands
+from .._jaxpr.constants import NOWHERE, run_with_numpy
+from .._jaxpr.evaluate import Rule, evaluate, evaluate_all
+from .._jaxpr.primitives import READS, WRITES, elements_of_slices, moved_operands, slices_of
 from .._jaxpr.program import Program, program_of
 from .canonicalize import with_program
 
@@ -80,84 +82,96 @@ def _find_ring(traced: TracedModel, place: int) -> _Found | None:
     is_read_out = sum(atom is old or atom is leaf.out_var for atom in program.out_atoms) > 1
     if first is not old or not is_var(pushed) or not counters or is_read_out:
         return None
-    counter = traced.leaves[counters[0]]
-    steps = _count(program, counter, 2 * max(old.aval.shape, default=0))
-    for axis, slots in enumerate(old.aval.shape):
-        if steps is None or slots * pushed.aval.size != old.aval.size or slots == 1:
-            continue
-        written = _slots_written(program, write, counter.in_var, axis, steps[: 2 * slots])
+    counter, shape = traced.leaves[counters[0]], old.aval.shape
+    counts = _counted(program, counter, 1 + 2 * max(shape, default=0))
+    axes = [a for a, n in enumerate(shape) if n > 1 and n * pushed.aval.size == old.aval.size]
+    for axis in axes if counts.size else ():
+        slots = shape[axis]
+        written = _slots_written(program, write, axis, counter.in_var, counts[: 2 * slots])
         turn = 1 if (written[1] - written[0]) % slots == 1 else -1
-        every = (written[0] + turn * steps) % slots
-        is_regular = (np.diff(every) % slots == turn % slots).all() and written[0] >= 0
+        every = (written[0] + turn * counts) % slots
+        is_regular = (np.diff(every) % slots == turn % slots).all()
         if is_regular and np.array_equal(every[: 2 * slots], written):
             ring = Ring(place, counters[0], axis, turn == 1, int(written[0]) - (turn == 1))
-            reads = _constant_reads(traced, ring, write, steps[: 2 * slots])
+            reads = _constant_reads(program, ring, write, counter.in_var, counts)
             return _Found(ring, old, counter.in_var, write, reads)
     return None
 
 
-def _count(program: Program, counter: StateLeaf, steps: int) -> np.ndarray | None:
-    """Return the values of a counter before some steps; ``None``: it depends on other values."""
-    now, new = counter.in_var, counter.out_var
+def _counted(program: Program, counter: StateLeaf, steps: int) -> np.ndarray:
+    """Return the first values of a counter, from zero; none if it depends on other values."""
+    now, new, count = counter.in_var, counter.out_var, max(MOST_STEPS, steps)
     is_counter = jnp.issubdtype(now.aval.dtype, jnp.signedinteger) and not now.aval.shape
     if new is None or not is_counter or program.depends_on([new]) & {*program.in_vars} != {now}:
-        return None
+        return np.zeros(0, int)
+    (after,) = _values_at(program, [new], now, np.arange(count))
+    counts = [0]
+    while len(counts) < count and 0 <= counts[-1] < count:
+        counts.append(int(after[counts[-1]]))
+    return np.array(counts if len(counts) == count else [], int)
 
-    def step(value: Any, _: None) -> tuple[Any, Any]:
-        return evaluate(program, [new], {now: value})[0], value
 
+def _values_at(
+    program: Program, targets: Sequence[Atom], counter: Var, counts: np.ndarray
+) -> list[np.ndarray]:
+    """Return variables that depend on a counter alone, for some of its values."""
+    run = jax.vmap(lambda now: evaluate(program, targets, {counter: now}))
+    counts = counts.astype(counter.aval.dtype)
+    jaxpr = trace_to_jaxpr(run, [jax.typeof(counts)])
     with jax.ensure_compile_time_eval():
-        start = np.zeros((), now.aval.dtype)
-        return np.asarray(jax.lax.scan(step, start, None, max(MOST_STEPS, steps))[1])
+        return [*map(np.asarray, evaluate_all(jaxpr, [counts], run_with_numpy))]
+
+
+def _places_at(
+    program: Program, equation: Equation, counter: Var, counts: np.ndarray
+) -> Iterator[np.ndarray]:
+    """Yield the elements that an equation reads or writes, for some values of a counter."""
+    indices = [equation.invars[operand] for operand in slices_of(equation).indices]
+    for at in zip(*_values_at(program, indices, counter, counts), strict=True):
+        is_table = "dimension_numbers" in equation.params
+        yield elements_of_slices(equation, [*np.moveaxis(at[0], -1, 0)] if is_table else at)
 
 
 def _slots_written(
-    program: Program, write: Equation, counter: Var, axis: int, steps: np.ndarray
+    program: Program, write: Equation, axis: int, counter: Var, counts: np.ndarray
 ) -> np.ndarray:
     """Return the slot that each step writes, in order; -1: it writes other elements."""
-    old, pushed = (write.invars[part] for part in moved_operands(write))
-    units = np.arange(pushed.aval.size)
-    marks = {old: np.full(old.aval.shape, -1), pushed: units.reshape(pushed.aval.shape)}
-
-    def of_step(now: Any) -> jax.Array:
-        (ring,) = evaluate(program, write.outvars, {counter: now}, marks)
-        slots = jnp.moveaxis(ring, axis, 0).reshape(ring.shape[axis], -1)
-        newest = jnp.argmax(slots[:, 0])
-        is_newest = jnp.arange(len(slots))[:, None] == newest
-        return jnp.where((slots == jnp.where(is_newest, units, -1)).all(), newest, -1)
-
-    with jax.ensure_compile_time_eval():
-        return np.asarray(jax.lax.map(of_step, steps))
+    shape = write.outvars[0].aval.shape
+    numbers = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), axis, 0)
+    in_slots = numbers.reshape(shape[axis], -1)
+    slots = []
+    for places in _places_at(program, write, counter, counts):
+        slot = int(np.argmax(in_slots[:, 0] == places.flat[0]))
+        slots.append(slot if np.array_equal(in_slots[slot], places.ravel()) else -1)
+    return np.array(slots)
 
 
 def _constant_reads(
-    traced: TracedModel, ring: Ring, write: Equation, steps: np.ndarray
+    program: Program, ring: Ring, write: Equation, counter: Var, counts: np.ndarray
 ) -> dict[int, np.ndarray]:
     """Return the elements of the register that equations read, if they are the same in all steps.
 
     The register is that before the step or, for values that the step has written, after it.
     """
-    program, old, (new,) = traced.program, write.invars[0], write.outvars
-    counter, after = traced.leaves[ring.counter].in_var, traced.leaves[ring.counter].out_var
-    uses = (*program.readers.get(old, ()), *program.readers.get(new, ()))
-    indices = [i for i, _ in uses if program.equations[i].primitive.name in READS]
-    results = {i: program.equations[i].outvars[0] for i in dict.fromkeys(indices)}
-    known = {*program.in_vars} - {counter, old}
-    results = {i: v for i, v in results.items() if not program.depends_on([v], {new}) & known}
-    numbers = jnp.arange(old.aval.size).reshape(old.aval.shape)
+    old, (new,) = write.invars[0], write.outvars
+    slots, stride = old.aval.shape[ring.axis], math.prod(old.aval.shape[ring.axis + 1 :])
 
-    def in_slots(counter: Any) -> jax.Array:
-        return mirrored(numbers, ring.start(counter), axis=ring.axis)
+    def in_register(places: np.ndarray, now: int) -> np.ndarray:
+        slot = places // stride % slots
+        moved = places + ((ring.start(now) - slot) % slots - slot) * stride
+        return np.where(places == NOWHERE, NOWHERE, moved)
 
-    def of_step(now: Any) -> list[Any]:
-        (then,) = evaluate(program, [after], {counter: now})
-        marks = {var: in_slots(at) for var, at in ((old, now), (new, then))}
-        return evaluate(program, [*results.values()], {counter: now}, marks)
-
-    with jax.ensure_compile_time_eval():
-        every = [np.asarray(places) for places in jax.lax.map(of_step, steps)]
-    pairs = zip(results, every, strict=True)
-    return {index: p[0] for index, p in pairs if (p == p[0]).all() and p.min(initial=0) >= 0}
+    found = dict[int, np.ndarray]()
+    for var, after in ((old, 0), (new, 1)):
+        for index, operand in program.readers.get(var, ()):
+            equation = program.equations[index]
+            read = program.depends_on(equation.outvars, {old, new}) & {*program.in_vars}
+            if equation.primitive.name in READS and not operand and read <= {old, counter}:
+                each = _places_at(program, equation, counter, counts[: 2 * slots])
+                first, *others = map(in_register, each, counts[after:])
+                if NOWHERE not in first and all(np.array_equal(first, own) for own in others):
+                    found[index] = first
+    return found
 
 
 def _rules_of(

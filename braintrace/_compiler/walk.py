@@ -19,7 +19,7 @@ import numpy as np
 
 from .._graph.hidden_group import Cut, Ids
 from .._jax import Equation, Var
-from .._jaxpr.evaluate import Constants
+from .._jaxpr.constants import Constants
 from .._jaxpr.lattices import BOTTOM, TOP, Flow, Labels, merge
 from .._jaxpr.primitives import ELEMENTWISE
 from .._jaxpr.program import carries_derivative

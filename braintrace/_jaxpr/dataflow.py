@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .._jax import TRANSPARENT_CALLS, Equation, Var, call_body, equations_inside, is_var
-from .evaluate import Constants, loop_of
+from .constants import Constants
+from .evaluate import loop_of
 from .lattices import Flow, Lattice, everything, filled, joined, spread
 from .primitives import DRAWS, through_primitive
 from .program import CONSTANT, Program, carries_derivative

@@ -7,12 +7,12 @@ respect to it.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .._jax import Atom, Equation
-from .evaluate import Constants
+from .constants import NOWHERE, TAKE, Constants
 from .lattices import Flow, Lattice, along, everything, filled, joined, spread
 from .program import CONSTANT
 
@@ -52,63 +52,7 @@ WINDOWS = names_in("reduce_window_max reduce_window_min reduce_window_sum")
 SUMS = names_in("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor")
 
 # --- moves
-#
-# Moves without index operands run with NumPy, on the numbers of the elements of their operands.
 
-# Number of an element that has no source in any operand.
-NOWHERE = -1
-
-Params: TypeAlias = Mapping[str, Any]
-Moved: TypeAlias = list[np.ndarray]
-
-# ``(params, shape of the first result, *operands) -> results``: a move of any arrays.
-Take: TypeAlias = Callable[..., Moved]
-
-
-def _reshape(params: Params, shape: tuple[int, ...], x: np.ndarray) -> Moved:
-    order = params.get("dimensions") if "new_sizes" in params else None  # `order="F"` of NumPy
-    return [(x if order is None else x.transpose(order)).reshape(shape)]
-
-
-def _broadcast(params: Params, shape: tuple[int, ...], x: np.ndarray) -> Moved:
-    aligned = [1] * len(shape)
-    for axis, size in zip(params["broadcast_dimensions"], x.shape, strict=True):
-        aligned[axis] = size
-    return [np.broadcast_to(x.reshape(aligned), shape)]
-
-
-def _slice(params: Params, shape: tuple[int, ...], x: np.ndarray) -> Moved:
-    steps = params["strides"] or (1,) * x.ndim
-    limits = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
-    return [x[tuple(slice(*limit) for limit in limits)]]
-
-
-def _pad(params: Params, shape: tuple[int, ...], x: np.ndarray, value: np.ndarray) -> Moved:
-    padded, read, places = np.full(shape, value, x.dtype), [], []
-    for old, new, (low, _, gap) in zip(x.shape, shape, params["padding_config"], strict=True):
-        step = gap + 1
-        first, last = max(0, -(low // step)), min(old, -((low - new) // step))
-        read.append(slice(first, max(first, last)))
-        places.append(slice(low + first * step, low + max(first, last) * step, step))
-    padded[tuple(places)] = x[tuple(read)]
-    return [padded]
-
-
-TAKE: Mapping[str, Take] = {
-    "reshape": _reshape,
-    "squeeze": _reshape,
-    "expand_dims": _reshape,
-    "broadcast_in_dim": _broadcast,
-    "slice": _slice,
-    "pad": _pad,
-    "transpose": lambda params, shape, x: [x.transpose(params["permutation"])],
-    "rev": lambda params, shape, x: [np.flip(x, params["dimensions"])],
-    "tile": lambda params, shape, x: [np.tile(x, params["reps"])],
-    "concatenate": lambda params, shape, *xs: [np.concatenate(xs, params["dimension"])],
-    "stack": lambda params, shape, *xs: [np.stack(xs, params["axis"])],
-    "split": lambda p, shape, x: np.split(x, np.cumsum(p["sizes"])[:-1], p["axis"]),
-    "unstack": lambda params, shape, x: [*np.moveaxis(x, params["axis"], 0)],
-}
 PLAIN_MOVES = frozenset(TAKE)
 
 
@@ -428,7 +372,7 @@ def elements_of_windows(equation: Equation) -> np.ndarray:
     config = [(low, high, step - 1) for _, (low, high), step in sides]
     sizes = tuple(low + (n - 1) * step + 1 + high for n, (low, high), step in sides)
     (numbers,) = _numbers([shape])
-    (padded,) = _pad({"padding_config": config}, sizes, numbers, np.asarray(NOWHERE))
+    (padded,) = TAKE["pad"]({"padding_config": config}, sizes, numbers, np.asarray(NOWHERE))
     strides, rates = params["window_strides"], params.get("window_dilation") or gaps
     places = []
     for tap in np.ndindex(*params["window_dimensions"]):

@@ -26,8 +26,9 @@ from .._jax import (
     struct_of,
     trace_to_jaxpr,
 )
+from .constants import Constants
 from .dataflow import Question, flows_of_outputs
-from .evaluate import Constants, evaluate_all
+from .evaluate import evaluate_all
 from .lattices import Flow, Lattice, filled, spread
 from .primitives import (
     ELEMENTWISE,
