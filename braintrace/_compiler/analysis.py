@@ -7,6 +7,7 @@ the result of a backward rule for a cotangent of one, which is multiplied by the
 later. This is exact only if the backward rule is linear in the cotangent.
 """
 
+import enum
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -16,18 +17,11 @@ import numpy as np
 from .._etrace_op.registry import MarkedRole, is_marked, role
 from .._graph.hidden_group import Ids
 from .._graph.traced_model import TracedModel
-from .._jax import OWN_BACKWARD, Atom, Equation, Var
-from .._jaxpr.constants import Constants
-from .._jaxpr.dataflow import (
-    BindingTime,
-    Question,
-    binding_times,
-    flows_from,
-    flows_of_results,
-)
-from .._jaxpr.lattices import TOP, Flow, Labels, Lattice, everything, joined, spread
-from .._jaxpr.program import Program, carries_derivative
-from .._jaxpr.vjp import flows_back, nonlinear_operands, vjp_of
+from .._jax import OWN_BACKWARD, Atom, Equation, Var, equations_inside, is_var
+from .._jaxpr.dataflow import TOP, Dataflow, Flow, Labels, Lattice, everything, joined, spread
+from .._jaxpr.primitives import DRAWS, Constants
+from .._jaxpr.program import CONSTANT, Program, carries_derivative
+from .._jaxpr.vjp import flows_back, flows_by_vjp, nonlinear_operands
 
 
 class Analysis:
@@ -73,8 +67,8 @@ class Analysis:
         A variable is left out if one of its elements depends on several.
         """
         if start not in self._elements:  # an operation reaches several states
-            flows = flows_from(SOURCES, self.constants, {start: numbered(start)}).items()
-            one = {var: f for var, f in flows if f is not None and not np.any(f == TOP)}
+            flows = sources(self.constants).flows_from({start: numbered(start)}).items()
+            one = {var: flow for var, flow in flows if not np.any(flow == TOP)}
             self._elements[start] = one
         return self._elements[start]
 
@@ -125,15 +119,23 @@ def alike(equation: Equation, one: Flow) -> list[Flow]:
     return [one if one is None else spread(Labels(), one, shape) for shape in shapes]
 
 
-def binding_times_of(
-    traced: TracedModel,
-    becomes_data: Callable[[Equation], bool] = lambda _: False,
-    apart: Collection[Var] = frozenset(),
-) -> dict[Var, BindingTime]:
-    """Return the binding times of all variables of a step; inputs in ``apart`` are constants."""
-    inputs = dict(zip(traced.program.in_vars, times_of_inputs(traced), strict=True))
-    inputs |= dict.fromkeys(apart, BindingTime.CONSTANT)
-    return binding_times(traced.program, [*inputs.values()], becomes_data)
+# --- binding times
+#
+# A value is *parameter-derived* if it depends only on parameters, constants and read-only States: a
+# mask times a weight, its transpose, the exponential of a time constant. It is the same for all
+# samples and all steps between two updates of the parameters. Every other value is data.
+
+
+class BindingTime(enum.IntEnum):
+    """Binding time of a value; a value has the latest binding time of its operands.
+
+    A value without a derivative to a parameter (an index, the result of ``stop_gradient``) counts
+    as constant.
+    """
+
+    CONSTANT = 0
+    PARAMETER = 1
+    DATA = 2
 
 
 def times_of_inputs(traced: TracedModel) -> list[BindingTime]:
@@ -149,6 +151,43 @@ def times_of_inputs(traced: TracedModel) -> list[BindingTime]:
         time = BindingTime.CONSTANT if is_shared else BindingTime.DATA
         times.append(BindingTime.PARAMETER if leaf.kind == "parameter" else time)
     return times
+
+
+def binding_times(
+    program: Program,
+    inputs: Sequence[BindingTime],
+    becomes_data: Callable[[Equation], bool] = lambda _: False,
+) -> dict[Var, BindingTime]:
+    """Return the binding times of all variables.
+
+    Parameters
+    ----------
+    program, inputs
+        The program, and the binding times of its inputs.
+    becomes_data
+        Tells whether the results of an equation count as data, even if they depend on parameters
+        alone.
+    """
+    times = dict.fromkeys(program.constants, BindingTime.CONSTANT)
+    times.update(zip(program.in_vars, inputs, strict=True))
+    for equation in program.equations:
+        last = max((times[a] for a in equation.invars if is_var(a)), default=BindingTime.CONSTANT)
+        is_parametric = last is BindingTime.PARAMETER
+        if equation.effects or _draws(equation) or (is_parametric and becomes_data(equation)):
+            last = BindingTime.DATA
+        ends = last is BindingTime.PARAMETER and equation.primitive.name in CONSTANT
+        for var in equation.outvars:
+            is_held = ends or (last is BindingTime.PARAMETER and not carries_derivative(var))
+            times[var] = BindingTime.CONSTANT if is_held else last
+    return times
+
+
+def _draws(equation: Equation) -> bool:
+    every = (equation, *equations_inside(equation))
+    return any(inner.primitive.name in DRAWS for inner in every)
+
+
+# --- backward rules
 
 
 def nonlinear_uses(
@@ -173,7 +212,7 @@ def couples(constants: Constants, equation: Equation, operand: int) -> bool:
     """Test whether an element of the results depends on several of an operand."""
     operands: list[Flow] = [None] * len(equation.invars)
     operands[operand] = numbered(equation.invars[operand])
-    flows = flows_of_results(SOURCES, constants, equation, operands)
+    flows = sources(constants).flows_of_results(equation, operands)
     return any(flow is not None and bool(np.any(flow == TOP)) for flow in flows)
 
 
@@ -198,7 +237,7 @@ def _of_output(lattice: Lattice, equation: Equation, operands: Sequence[Flow], o
     var = equation.outvars[output]
     cotangents: list[Flow] = [None] * len(equation.outvars)
     cotangents[output] = numbered(var)
-    reached = vjp_of(equation).flows(Labels(), None, equation.invars, cotangents)
+    reached = flows_by_vjp(Labels(), equation, cotangents)
     results: list[Flow] = []
     for operand, flow in enumerate(operands):
         targets = None if reached is None else reached[operand]
@@ -221,5 +260,6 @@ def _special(equation: Equation, operands: Sequence[Flow]) -> list[Flow] | None:
     return None
 
 
-SOURCES = Question(Labels(), derivatives=True, special=_special)
-"""The element that each element depends on, by the derivatives of ordinary operations."""
+def sources(constants: Constants) -> Dataflow:
+    """Return the analysis of the element that each element depends on, by derivatives."""
+    return Dataflow(constants, Labels(), derivatives=True, special=_special)

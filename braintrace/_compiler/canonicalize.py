@@ -38,16 +38,18 @@ from .._jax import (
     trace_to_jaxpr,
 )
 from .._jax_kernels import with_derivative_of
-from .._jaxpr.evaluate import (
+from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, letters_of
+from .._jaxpr.program import (
+    Program,
     Rule,
     Rules,
+    carries_derivative,
     evaluate_all,
     evaluate_inlined,
     inlined,
-    loop_of,
+    program_of,
+    split_scan,
 )
-from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
-from .._jaxpr.program import Program, carries_derivative, program_of
 from .hidden_groups import written
 
 
@@ -220,7 +222,7 @@ def spell_out_broadcasts(
 
 def _as_product(equation: Equation, operands: list[ArrayLike]) -> list[jax.Array] | None:
     """Run a ``dot_general`` as an elementwise product; ``None`` if it contains a sum."""
-    (*letters, result), out = dot_letters(equation), equation.outvars[0].aval
+    (*letters, result), out = letters_of(equation), equation.outvars[0].aval
     full = []
     for names, value in zip(letters, operands, strict=True):
         summed = [axis for axis, a in enumerate(names) if a not in result]
@@ -257,13 +259,12 @@ def unrolled(
     equation: Equation, operands: list[ArrayLike], rule: Rule | None = None
 ) -> list[jax.Array]:
     """Unroll a scan of known length."""
-    loop, length = loop_of(equation, operands), equation.params["length"]
-    carried = loop.carried
-    results: list[list[jax.Array]] = []
+    (fixed, carried, sequences), length = split_scan(equation, operands), equation.params["length"]
+    body, results = equation.params["jaxpr"], list[list[jax.Array]]()
     order = range(length - 1, -1, -1) if equation.params["reverse"] else range(length)
     for step in order:
-        slices = [sequence[step] for sequence in loop.sequences]
-        outputs = evaluate_inlined(loop.body, [*loop.fixed, *carried, *slices], rule)
+        slices = [sequence[step] for sequence in sequences]
+        outputs = evaluate_inlined(body, [*fixed, *carried, *slices], rule)
         carried, stacked = outputs[: len(carried)], outputs[len(carried) :]
         results.append(stacked)
     if not results:

@@ -19,11 +19,10 @@ from .._graph.method import FOLLOWS_ALL, Jacobian
 from .._graph.report import ApproximationWarning, Diagnostic, DiagnosticKind, Level
 from .._graph.traced_model import FILTERS, StateLeaf
 from .._jax import Atom, Equation, Var, is_var, source_line
-from .._jaxpr.dataflow import BindingTime
-from .._jaxpr.lattices import BOTTOM
+from .._jaxpr.dataflow import BOTTOM
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative
-from .analysis import binding_times_of, labels_back, nonlinear_uses
+from .analysis import BindingTime, binding_times, labels_back, nonlinear_uses, times_of_inputs
 from .hidden_groups import GroupedStep, new_states, seen_by_losses
 from .walk import Walk
 
@@ -338,7 +337,7 @@ def _recurrent_uses(step: GroupedStep) -> Mapping[Var, Equation]:
     """Return the parameters that multiply values computed from an old hidden state."""
     analysis, program = step.analysis, step.analysis.program
     parameters = {leaf.in_var for leaf in step.traced.parameters}
-    times = binding_times_of(step.traced, is_marked)
+    times = binding_times(program, times_of_inputs(step.traced), is_marked)
     old = {state.in_var for state, _ in step.new_states}
     uses: dict[Var, Equation] = {}
     for equation in program.equations:

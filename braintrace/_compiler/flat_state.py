@@ -22,19 +22,18 @@ from .._graph.flat_state import FlatState, ParameterUse, Structure
 from .._graph.report import Diagnostic
 from .._graph.traced_model import Batch, StateLeaf, TracedModel
 from .._jax import OWN_DERIVATIVE, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
-from .._jaxpr.constants import Constants
-from .._jaxpr.dataflow import BindingTime, Question, flows_from
-from .._jaxpr.evaluate import evaluate, inlined
-from .._jaxpr.lattices import TOP, Flow, Labels, Sets, everything, filled, joined, spread
-from .._jaxpr.primitives import IN_ORDER, PLAIN_MOVES, PRODUCTS
-from .._jaxpr.program import carries_derivative, components, program_of
+from .._jaxpr.dataflow import TOP, Dataflow, Flow, Labels, Sets, everything, filled, joined, spread
+from .._jaxpr.primitives import IN_ORDER, PLAIN_MOVES, PRODUCTS, Constants
+from .._jaxpr.program import carries_derivative, components, evaluate, inlined, program_of
 from .analysis import (
     Analysis,
+    BindingTime,
     alike,
-    binding_times_of,
+    binding_times,
     labels_back,
     nonlinear_uses,
     through_derivative,
+    times_of_inputs,
 )
 from .diagnostics import untraced_states
 from .hidden_groups import GroupedStep, new_states, written
@@ -221,7 +220,9 @@ class SampleFlow:
         axes: Sequence[int | None],
     ) -> None:
         self._traced, self._analysis, self._leaves = traced, analysis, leaves
-        times = binding_times_of(traced, apart=shared)
+        inputs = dict(zip(traced.program.in_vars, times_of_inputs(traced), strict=True))
+        inputs |= dict.fromkeys(shared, BindingTime.CONSTANT)
+        times = binding_times(traced.program, [*inputs.values()])
         self._data = {var for var, time in times.items() if time is BindingTime.DATA}
         self._count = count
         self._of_shared = analysis.program.dependents_of(shared)
@@ -418,7 +419,7 @@ def _dependence(
         return _through_mask(lattice, masks, equation, operands)
 
     starts = {start: numbered.reshape(*aval.shape, -1)}
-    flows: Any = flows_from(Question(lattice, True, special), constants, starts)
+    flows: Any = Dataflow(constants, lattice, True, special).flows_from(starts)
     atoms = constants.program.out_atoms
     outputs = (filled(lattice, flows.get(a) if is_var(a) else None, a.aval.shape) for a in atoms)
     return [flow.reshape(-1, len(elements)) for flow in outputs]

@@ -14,7 +14,7 @@ import numpy as np
 from .._graph.hidden_group import Cut, HiddenGroup, HiddenParamOpRelation, Ids
 from .._graph.traced_model import StateLeaf, TracedModel
 from .._jax import Atom, Var, is_var
-from .._jaxpr.lattices import BOTTOM
+from .._jaxpr.dataflow import BOTTOM
 from .._jaxpr.program import carries_derivative, components
 from .analysis import Analysis
 from .units import Units, moved_from

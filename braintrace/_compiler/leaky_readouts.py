@@ -24,12 +24,16 @@ from .._etrace_op.registry import ETP_PRIMITIVE_SPECS, is_marked
 from .._graph.traced_model import FILTERS, Batch, StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, trace_to_jaxpr
 from .._jax_kernels import with_derivative_of
-from .._jaxpr.constants import Constants
-from .._jaxpr.dataflow import Question, flows_from
-from .._jaxpr.evaluate import evaluate, evaluate_all, evaluate_inlined
-from .._jaxpr.lattices import Labels
-from .._jaxpr.primitives import PRODUCTS
-from .._jaxpr.program import Program, carries_derivative, program_of
+from .._jaxpr.dataflow import Dataflow, Labels
+from .._jaxpr.primitives import PRODUCTS, Constants
+from .._jaxpr.program import (
+    Program,
+    carries_derivative,
+    evaluate,
+    evaluate_all,
+    evaluate_inlined,
+    program_of,
+)
 from .._typing import Path
 from .canonicalize import spell_out_broadcasts, with_program
 from .hidden_groups import seen_by_losses, written
@@ -74,7 +78,7 @@ def _axis(program: Program, batch: Batch, leaf: StateLeaf, end: StateLeaf) -> in
     constants, expected = Constants(program), laid_out(end.shape, axis, samples)
     for place in (a for a, size in enumerate(leaf.shape) if size == samples):
         start = {leaf.in_var: laid_out(leaf.shape, place, samples)}
-        flow = flows_from(Question(Labels()), constants, start).get(end.out_var)
+        flow = Dataflow(constants, Labels()).flows_from(start).get(end.out_var)
         if follow(flow, expected):
             return place
     return None

@@ -40,13 +40,19 @@ from .._jax import (
     source_line,
     trace_to_jaxpr,
 )
-from .._jaxpr.constants import Constants
-from .._jaxpr.dataflow import BindingTime, binding_times
-from .._jaxpr.evaluate import Rule, evaluate, evaluate_all, inlined
-from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, dot_letters
-from .._jaxpr.program import CONSTANT, Program, carries_derivative, program_of
+from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, Constants, letters_of
+from .._jaxpr.program import (
+    CONSTANT,
+    Program,
+    Rule,
+    carries_derivative,
+    evaluate,
+    evaluate_all,
+    inlined,
+    program_of,
+)
 from .._typing import Path
-from .analysis import couples, times_of_inputs
+from .analysis import BindingTime, binding_times, couples, times_of_inputs
 from .canonicalize import by_rules, selected, unrolled, with_program
 
 Use: TypeAlias = tuple[int, tuple[int, ...]]
@@ -353,7 +359,7 @@ def _product_of(equation: Equation, weight: int) -> Rule | str | None:
 
 
 def _dot(weight: int, equation: Equation, operands: list[Any]) -> list[Any]:
-    letters, dtype = dot_letters(equation), equation.outvars[0].aval.dtype
+    letters, dtype = letters_of(equation), equation.outvars[0].aval.dtype
     x, w = operands[1 - weight].astype(dtype), operands[weight].astype(dtype)
     return [in_matrices(x, w, letters[1 - weight], letters[weight], letters[2])]
 

@@ -15,10 +15,9 @@ from .._etrace_op.registry import ETP_PRIMITIVE_SPECS
 from .._graph.hidden_group import NO_OUTPUT, HiddenGroup, HiddenParamOpRelation, InfluenceMap, Tap
 from .._graph.traced_model import TracedModel
 from .._jax import Var, source_line
-from .._jaxpr.dataflow import BindingTime
-from .._jaxpr.lattices import BOTTOM
+from .._jaxpr.dataflow import BOTTOM
 from .._jaxpr.program import reached
-from .analysis import Analysis, numbered, times_of_inputs
+from .analysis import Analysis, BindingTime, numbered, times_of_inputs
 from .hidden_groups import GroupedStep
 from .walk import BROADCAST, Walk
 

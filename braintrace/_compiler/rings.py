@@ -18,10 +18,16 @@ import numpy as np
 from .._graph.traced_model import Ring, StateLeaf, TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, trace_to_jaxpr
 from .._jax_kernels import mirrored
-from .._jaxpr.constants import NOWHERE, run_with_numpy
-from .._jaxpr.evaluate import Rule, evaluate, evaluate_all
-from .._jaxpr.primitives import READS, WRITES, elements_of_slices, moved_operands, slices_of
-from .._jaxpr.program import Program, program_of
+from .._jaxpr.primitives import (
+    NOWHERE,
+    READS,
+    WRITES,
+    elements_of_slices,
+    moved_operands,
+    run_with_numpy,
+    slices_of,
+)
+from .._jaxpr.program import Program, Rule, evaluate, evaluate_all, program_of
 from .canonicalize import with_program
 
 Convert: TypeAlias = Callable[[Any], Any]

@@ -21,9 +21,8 @@ from .._checks import in_words, is_quantity, leaf_names, named, parameter_names,
 from .._errors import CompilationError, ShapeError
 from .._graph.traced_model import Axes, Batch, StateKind, StateLeaf, TracedModel
 from .._jax import ClosedJaxpr, every_equation, is_tracer, open_jaxpr, source_line, trace_to_jaxpr
-from .._jaxpr.evaluate import evaluate_inlined
-from .._jaxpr.lattices import BOTTOM, Flow
-from .._jaxpr.program import Program, program_of
+from .._jaxpr.dataflow import BOTTOM, Flow
+from .._jaxpr.program import Program, evaluate_inlined, program_of
 from .._typing import Path, PyTree
 
 NO_CLOCK = (

@@ -25,8 +25,7 @@ from .._etrace_op.registry import ETP_PRIMITIVE_SPECS, role
 from .._graph.hidden_group import Ids
 from .._graph.traced_model import StateLeaf
 from .._jax import OWN_DERIVATIVE, Equation, Var, is_var
-from .._jaxpr.dataflow import Question, flows_from, flows_of_results
-from .._jaxpr.lattices import BOTTOM, TOP, Flow, Labels
+from .._jaxpr.dataflow import BOTTOM, TOP, Dataflow, Flow, Labels
 from .._jaxpr.primitives import PRODUCTS, chosen_axes, columns_of, moved_operands, sources_of
 from .._jaxpr.program import carries_derivative
 from .analysis import Analysis, numbered, through_derivative
@@ -175,13 +174,13 @@ class Units:
         makes as many outputs as it has elements: the units of a layer that share it are rivals.
         """
         if state not in self._driven:
-            program, constants = self._analysis.program, self._analysis.constants
+            program = self._analysis.program
             cut: dict[int, set[int]] = {}
             for use in self._alone[state].cuts:
                 cut.setdefault(id(program.equations[use.equation]), set()).add(use.operand)
             new = self.states[state].leaf.out_var
             flows = (
-                flows_from(self._question(sets, cut), constants, {y: sets.of(numbered(y))}).get(new)
+                self._dataflow(sets, cut).flows_from({y: sets.of(numbered(y))}).get(new)
                 for y, sets in self._outputs.items()
             )
             found = [flow.reshape(-1, flow.shape[-1]) for flow in flows if flow is not None]
@@ -193,16 +192,15 @@ class Units:
         itself = _Orders().of(np.arange(is_alone.size))
         return [*drives, np.where(is_alone[:, None], itself, NOTHING)]
 
-    def _question(self, lattice: Any, cut: Mapping[int, set[int]] | None = None) -> Question:
-        """Return the question of elementwise derivatives, for the equations of the step."""
+    def _dataflow(self, lattice: Any, cut: Mapping[int, set[int]] | None = None) -> Dataflow:
+        """Return the analysis of elementwise derivatives, for the equations of the step."""
 
         def special(equation: Equation, operands: Sequence[Flow]) -> Sequence[Flow] | None:
             held = cut.get(id(equation)) if cut else None
             if held:
                 operands = [None if i in held else flow for i, flow in enumerate(operands)]
                 if any(flow is not None for flow in operands):
-                    question, constants = self._question(lattice), self._analysis.constants
-                    return flows_of_results(question, constants, equation, operands)
+                    return self._dataflow(lattice).flows_of_results(equation, operands)
                 return [None] * len(equation.outvars)
             name, marked = equation.primitive.name, role(equation)
             if name in PRODUCTS and not self._is_constant_map(equation):
@@ -217,7 +215,7 @@ class Units:
             own_derivative = name in OWN_DERIVATIVE
             return through_derivative(lattice, equation, operands) if own_derivative else None
 
-        return Question(lattice, derivatives=True, special=special)
+        return Dataflow(self._analysis.constants, lattice, derivatives=True, special=special)
 
     def _is_constant_map(self, equation: Equation) -> bool:
         """Test whether a product applies a constant matrix (the memory of an LMU)."""
@@ -227,9 +225,8 @@ class Units:
 
     def _walk_alone(self, state: Elements) -> Walk:
         """Walk back from a State as if each of its elements that stay in place were a unit."""
-        old, new, constants = state.leaf.in_var, state.leaf.out_var, self._analysis.constants
-        flows = flows_from(self._question(Labels()), constants, {old: state.numbers})
-        own = {var: flow for var, flow in flows.items() if flow is not None}
+        old, new = state.leaf.in_var, state.leaf.out_var
+        own = self._dataflow(Labels()).flows_from({old: state.numbers})
         if new in own:
             self._source[state.numbers] = own[new]
         place = _ends(np.where(self._source == np.arange(self.unit.size), BOTTOM, self._source))
@@ -241,7 +238,7 @@ class Units:
     def _reached_now(self) -> np.ndarray:
         """Return the elements that ETP operations reach within the step."""
         starts = {y: np.zeros(y.aval.shape, np.int32) for y in self._outputs}
-        flows = flows_from(self._question(Labels()), self._analysis.constants, starts)
+        flows = self._dataflow(Labels()).flows_from(starts)
         reached = np.zeros(self.unit.size, bool)
         for state, walk in zip(self.states, self._alone, strict=True):
             flow = flows.get(state.leaf.out_var)
@@ -265,7 +262,7 @@ class Units:
     def _flow(self) -> dict[Var, Ids]:
         """Let labels flow through the step once; while units grow, to where they may arrive."""
         program, constants = self._analysis.program, self._analysis.constants
-        question, labels = self._question(_Meeting(self)), dict[Var, Ids]()
+        dataflow, labels = self._dataflow(_Meeting(self)), dict[Var, Ids]()
         new = {var: numbers for state in self.states for var, numbers in state.new.items()}
         starts = new | {state.leaf.in_var: state.numbers for state in self.states}
         labels.update((var, self._labels_of(numbers)) for var, numbers in starts.items())
@@ -277,8 +274,8 @@ class Units:
             if is_write(equation) and operands[0] is not None:
                 # The places of a value, if data choose its place, are slots of one unit.
                 axes = chosen_axes(equation, columns_of(equation, constants))
-                question.lattice.over(operands[0], axes)
-            flows = flows_of_results(question, constants, equation, operands)
+                dataflow.lattice.over(operands[0], axes)
+            flows = dataflow.flows_of_results(equation, operands)
             for var, flow in zip(equation.outvars, flows, strict=True):
                 if flow is not None and carries_derivative(var):
                     labels[var] = self._arrive(new[var], flow) if var in new else flow

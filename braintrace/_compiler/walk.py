@@ -19,9 +19,8 @@ import numpy as np
 
 from .._graph.hidden_group import Cut, Ids
 from .._jax import Equation, Var
-from .._jaxpr.constants import Constants
-from .._jaxpr.lattices import BOTTOM, TOP, Flow, Labels, merge
-from .._jaxpr.primitives import ELEMENTWISE
+from .._jaxpr.dataflow import BOTTOM, TOP, Flow, Labels, merge
+from .._jaxpr.primitives import ELEMENTWISE, Constants
 from .._jaxpr.program import carries_derivative
 from .._jaxpr.vjp import flows_back
 from .analysis import Analysis, couples

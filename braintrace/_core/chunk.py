@@ -25,7 +25,7 @@ from .._jax import Equation, Var, bind
 from .._jax_kernels import runs_on_several_devices, with_derivative_of
 from .._jaxpr.derivatives import FROM_RESULT, from_result
 from .._jaxpr.equal import equal_values, merged
-from .._jaxpr.evaluate import Rule, evaluate
+from .._jaxpr.program import Rule, evaluate
 from .._typing import PyTree
 from .loops import Loops, find_loops
 from .masks import map_one_by_one

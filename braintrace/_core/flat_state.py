@@ -23,7 +23,7 @@ from .._graph.flat_state import FlatState, ParameterUse
 from .._graph.graph import ETraceGraph
 from .._graph.method import Weights
 from .._jax import Atom, Equation, Var, bind
-from .._jaxpr.evaluate import Rule, evaluate
+from .._jaxpr.program import Rule, evaluate
 from .gradient import Inputs, finish
 
 Place: TypeAlias = tuple[int, str, int]

@@ -37,8 +37,7 @@ from .._graph.hidden_group import Cut, HiddenGroup, HiddenParamOpRelation
 from .._graph.method import Chunk, Records, TraceMethod, Traces, Weights
 from .._graph.traced_model import TracedModel
 from .._jax import Atom, Equation, Var, bind, is_var, struct_of
-from .._jaxpr.evaluate import Rule, evaluate
-from .._jaxpr.program import Program, program_of
+from .._jaxpr.program import Program, Rule, evaluate, program_of
 from .._typing import PyTree
 from .local_step import read_vars
 from .sites import (

@@ -43,8 +43,7 @@ from .._graph.hidden_group import Cut, HiddenGroup, Tap
 from .._graph.method import Records
 from .._jax import Equation, Var, is_var, struct_of
 from .._jaxpr.derivatives import FROM_RESULT, bind_differentiable, from_result, maxima_of
-from .._jaxpr.evaluate import Rule, evaluate, inlined
-from .._jaxpr.program import Program, program_of
+from .._jaxpr.program import Program, Rule, evaluate, inlined, program_of
 from .._typing import PyTree
 from .sites import (
     SUMS,

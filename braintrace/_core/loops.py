@@ -18,9 +18,8 @@ import jax.numpy as jnp
 from .._etrace_op.registry import ETP_PRIMITIVES
 from .._jax import Equation, Var, bind, is_var
 from .._jax_kernels import MIRROR
-from .._jaxpr.evaluate import Rule, evaluate
 from .._jaxpr.primitives import DRAWS, PRODUCTS, moved_operands
-from .._jaxpr.program import Program, components
+from .._jaxpr.program import Program, Rule, components, evaluate
 from .masks import map_one_by_one, pass_no_zero
 from .registers import Register, find_registers
 from .step_program import (

@@ -17,8 +17,7 @@ import numpy as np
 
 from .._jax import Atom, Equation, Var, is_var
 from .._jax_kernels import MIRROR, mirrored
-from .._jaxpr.constants import Constants
-from .._jaxpr.primitives import COPIES, moved_operands, sources_of
+from .._jaxpr.primitives import COPIES, Constants, moved_operands, sources_of
 from .._jaxpr.program import Program
 
 

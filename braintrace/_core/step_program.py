@@ -19,10 +19,9 @@ from .._etrace_op.dense import etp_mm_p
 from .._etrace_op.registry import ETP_PRIMITIVES
 from .._jax import Atom, Equation, Var, equations_inside, is_var
 from .._jax_kernels import current_device
-from .._jaxpr.equal import equal_with_derivatives, merged
-from .._jaxpr.evaluate import evaluate, inlined
+from .._jaxpr.equal import equal_values, merged
 from .._jaxpr.primitives import DRAWS, PRODUCTS
-from .._jaxpr.program import Program, program_of
+from .._jaxpr.program import Program, evaluate, inlined, program_of
 from .._jaxpr.vjp import nonlinear_operands
 from .._typing import PyTree
 from .masks import map_masked, map_one_by_one
@@ -104,7 +103,7 @@ def traced_step(step: PureStep, values: Values, slices: PyTree) -> StepProgram:
     closed, shapes = jax.make_jaxpr(run, return_shape=True)(*arguments)
     program = program_of(inlined(closed, _with_one_axis_of_rows))
     # The trace repeats subexpressions that several States share.
-    program = merged(program, equal_with_derivatives(program))
+    program = merged(program, equal_values(program, with_derivatives=True))
     written, results = jax.tree.unflatten(jax.tree.structure(shapes), program.out_atoms)
     *given, own_slices = jax.tree.unflatten(jax.tree.structure(arguments), program.in_vars)
     parameters, others, probes, _ = given

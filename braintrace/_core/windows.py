@@ -14,13 +14,7 @@ from .._jax_kernels import without_derivative, zeros_mapped_like
 from .._typing import PyTree
 from .flat_state import step_of_layers
 from .gradient import Inputs, as_chunk, chunk_gradient, finish, operands, probed_step, residuals
-from .sites import (
-    Probes,
-    of_past,
-    pre_step_probe,
-    probe_shapes,
-    probes_of_past,
-)
+from .sites import Probes, of_past, pre_step_probe, probe_shapes, probes_of_past
 
 
 def single_step(

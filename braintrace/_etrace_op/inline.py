@@ -12,8 +12,17 @@ import jax
 from jax.typing import ArrayLike
 
 from .._errors import PrimitiveError
-from .._jax import AnyJaxpr, Equation
-from .._jaxpr.evaluate import evaluate_all, rebuilt
+from .._jax import (
+    OWN_DERIVATIVE,
+    TRANSPARENT_CALLS,
+    AnyJaxpr,
+    ClosedJaxpr,
+    Equation,
+    bind,
+    sub_jaxprs,
+    trace_to_jaxpr,
+)
+from .._jaxpr.program import evaluate_all
 from .registry import holds_marked, is_marked
 
 
@@ -70,10 +79,38 @@ def _plain(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike]
         return [primitive.implementation(*operands, **equation.params)]
     if not holds_marked(equation):
         return None
-    results = rebuilt(equation, operands, _evaluate)
+    results = _rebuilt(equation, operands)
     if results is None:
         raise PrimitiveError(
             f"`inline` cannot rebuild `{primitive.name}`, which contains an ETP operation. Inline "
             "the function inside it instead."
         )
     return results
+
+
+def _rebuilt(equation: Equation, operands: list[ArrayLike]) -> list[ArrayLike] | None:
+    """Rebuild an equation around its bodies by JAX's functions; ``None`` if it cannot be."""
+    name, params = equation.primitive.name, equation.params
+
+    def function(*values: ArrayLike) -> list[ArrayLike]:
+        (body,) = sub_jaxprs(equation)
+        return _evaluate(body, list(values))
+
+    if name in ("remat2", "checkpoint"):
+        options = {option: params[option] for option in ("policy", "prevent_cse")}
+        return list(jax.checkpoint(function, **options)(*operands))
+    if name in TRANSPARENT_CALLS:
+        return function(*operands)
+    if name in OWN_DERIVATIVE | {"cond", "while", "scan"}:
+        bodies = {option: _with_bodies(value) for option, value in params.items()}
+        return list(bind(equation.replace(params=bodies), operands))
+    return None
+
+
+def _with_bodies(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_with_bodies, value))
+    if not isinstance(value, ClosedJaxpr):
+        return value
+    avals = [var.aval for var in value.jaxpr.invars]
+    return trace_to_jaxpr(lambda *values: _evaluate(value, list(values)), avals)

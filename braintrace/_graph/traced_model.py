@@ -14,9 +14,8 @@ from .._checks import path_name
 from .._errors import ShapeError
 from .._jax import Atom, Var, struct_of
 from .._jax_kernels import MIRROR
-from .._jaxpr.evaluate import evaluate
 from .._jaxpr.primitives import COPIES, moved_operands
-from .._jaxpr.program import Program
+from .._jaxpr.program import Program, evaluate
 from .._typing import Path, PyTree
 from .report import Diagnostic
 

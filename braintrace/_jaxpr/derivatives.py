@@ -18,8 +18,7 @@ import jax.numpy as jnp
 
 from .._jax import Equation, bind
 from .._jax_kernels import with_derivative_of
-from .evaluate import Rule
-from .program import Program
+from .program import Program, Rule
 
 
 def _choice(wins: Callable[..., Any], choose: Callable[..., Any], x: Any, y: Any) -> jax.Array:

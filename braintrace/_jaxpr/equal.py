@@ -6,22 +6,14 @@ have to be recognised before.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
 import numpy as np
 
-from .._jax import (
-    Atom,
-    Equation,
-    Var,
-    call_body,
-    is_var,
-    open_jaxpr,
-    sub_jaxprs,
-)
+from .._jax import Atom, Equation, Var, call_body, is_var, open_jaxpr, sub_jaxprs
 from .primitives import DRAWS, PLAIN_MOVES, names_in
-from .program import CONSTANT, Program, readers_of
+from .program import CONSTANT, Program
 
 # Operations that map zeros to zeros; the index of a `select_n` is arbitrary.
 KEEPS_ZERO = PLAIN_MOVES | names_in(
@@ -35,11 +27,10 @@ KEEPS_ZERO = PLAIN_MOVES | names_in(
 SAME_VALUE = CONSTANT | {"with_derivative_of"}
 
 
-def equal_values(program: Program, zeros: Collection[Var] = ()) -> dict[Var, Var]:
+def equal_values(
+    program: Program, zeros: Collection[Var] = (), with_derivatives: bool = False
+) -> dict[Var, Var]:
     """Return, for every variable, the first one that is computed in the same way.
-
-    Values are equal, derivatives need not be. A function with a custom derivative equals another
-    function with the same body, and a ``stop_gradient`` equals its operand.
 
     Parameters
     ----------
@@ -47,6 +38,9 @@ def equal_values(program: Program, zeros: Collection[Var] = ()) -> dict[Var, Var
         The program.
     zeros
         Inputs that are zero: adding one changes nothing.
+    with_derivatives
+        Whether their derivatives are equal as well. If not, a function with a custom derivative
+        equals another function with the same body, and a ``stop_gradient`` equals its operand.
 
     Examples
     --------
@@ -58,26 +52,12 @@ def equal_values(program: Program, zeros: Collection[Var] = ()) -> dict[Var, Var
     >>> equal_values(program)[second] is first
     True
     """
-    are_zero = set(zeros)
-    return _first_equal(program, lambda equation: _unchanged(equation, are_zero))
-
-
-def equal_with_derivatives(program: Program) -> dict[Var, Var]:
-    """Return, for every variable, the first one with equal value and derivatives.
-
-    Equations with bodies are never merged: they may have any custom derivative.
-    """
-    return _first_equal(program, None)
-
-
-def _first_equal(
-    program: Program, unchanged: Callable[[Equation], Var | None] | None
-) -> dict[Var, Var]:
     first: dict[Var, Var] = {var: var for var in (*program.in_vars, *program.constants)}
-    seen: dict[Hashable, list[Var]] = {}
+    seen, zeros = dict[Hashable, list[Var]](), set(zeros)
     for equation in program.equations:
-        same = None if unchanged is None else unchanged(equation)
-        is_opaque = unchanged is None and any(sub_jaxprs(equation))
+        same = None if with_derivatives else _unchanged(equation, zeros)
+        # An equation with bodies may have any custom derivative.
+        is_opaque = with_derivatives and any(sub_jaxprs(equation))
         equal = equation.outvars
         if same is not None:
             equal = [first[same]]
@@ -119,12 +99,8 @@ def merged(program: Program, equal: Mapping[Var, Var]) -> Program:
         return equal.get(atom, atom) if is_var(atom) else atom
 
     equations = tuple(e.replace(invars=[*map(first, e.invars)]) for e in program.equations)
-    return dataclasses.replace(
-        program,
-        out_atoms=tuple(map(first, program.out_atoms)),
-        equations=equations,
-        readers=readers_of(equations),
-    )
+    outputs = tuple(map(first, program.out_atoms))
+    return dataclasses.replace(program, out_atoms=outputs, equations=equations)
 
 
 def _literal(atom: Atom) -> Hashable:

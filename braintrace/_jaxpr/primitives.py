@@ -1,20 +1,22 @@
-"""Primitives that an analysis follows element by element.
+"""Primitives: facts about the values of an equation, computed with NumPy.
 
-For any primitive without a rule, every element of every result depends on all elements of all
-operands. Rules are about values: a result may depend on an element and have no derivative with
-respect to it.
+Moves of elements and the arithmetic of integers run with NumPy: an index needs no program of XLA.
+The facts are about values: a result may depend on an element and have no derivative with respect to
+it. For a primitive without any, all elements are coupled.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import numpy as np
+from jax.typing import ArrayLike
 
-from .._jax import Atom, Equation
-from .constants import NOWHERE, TAKE, Constants
-from .lattices import Flow, Lattice, along, everything, filled, joined, spread
-from .program import CONSTANT
+from .._jax import AnyJaxpr, Atom, Equation, Var, is_var
+from .program import Program, evaluate, program_of
 
 
 def names_in(text: str) -> frozenset[str]:
@@ -49,11 +51,183 @@ READS = names_in("gather dynamic_slice")
 WRITES = names_in("scatter dynamic_update_slice")
 UPDATES = names_in("scatter-add scatter-sub scatter-mul scatter-min scatter-max")
 WINDOWS = names_in("reduce_window_max reduce_window_min reduce_window_sum")
-SUMS = names_in("reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor")
+REDUCTIONS = names_in(
+    "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor"
+)
 
 # --- moves
+#
+# Moves without index operands run with NumPy, on the numbers of the elements of their operands.
 
+# Number of an element that has no source in any operand.
+NOWHERE = -1
+
+Params: TypeAlias = Mapping[str, Any]
+Moved: TypeAlias = list[np.ndarray]
+
+# ``(params, shape of the first result, *operands) -> results``: a move of any arrays.
+Take: TypeAlias = Callable[..., Moved]
+
+
+def _reshape(params: Params, shape: tuple[int, ...], x: np.ndarray) -> Moved:
+    order = params.get("dimensions") if "new_sizes" in params else None  # `order="F"` of NumPy
+    return [(x if order is None else x.transpose(order)).reshape(shape)]
+
+
+def _broadcast(params: Params, shape: tuple[int, ...], x: np.ndarray) -> Moved:
+    aligned = [1] * len(shape)
+    for axis, size in zip(params["broadcast_dimensions"], x.shape, strict=True):
+        aligned[axis] = size
+    return [np.broadcast_to(x.reshape(aligned), shape)]
+
+
+def _slice(params: Params, shape: tuple[int, ...], x: np.ndarray) -> Moved:
+    steps = params["strides"] or (1,) * x.ndim
+    limits = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
+    return [x[tuple(slice(*limit) for limit in limits)]]
+
+
+def _pad(params: Params, shape: tuple[int, ...], x: np.ndarray, value: np.ndarray) -> Moved:
+    padded, read, places = np.full(shape, value, x.dtype), [], []
+    for old, new, (low, _, gap) in zip(x.shape, shape, params["padding_config"], strict=True):
+        step = gap + 1
+        first, last = max(0, -(low // step)), min(old, -((low - new) // step))
+        read.append(slice(first, max(first, last)))
+        places.append(slice(low + first * step, low + max(first, last) * step, step))
+    padded[tuple(places)] = x[tuple(read)]
+    return [padded]
+
+
+TAKE: Mapping[str, Take] = {
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "broadcast_in_dim": _broadcast,
+    "slice": _slice,
+    "pad": _pad,
+    "transpose": lambda params, shape, x: [x.transpose(params["permutation"])],
+    "rev": lambda params, shape, x: [np.flip(x, params["dimensions"])],
+    "tile": lambda params, shape, x: [np.tile(x, params["reps"])],
+    "concatenate": lambda params, shape, *xs: [np.concatenate(xs, params["dimension"])],
+    "stack": lambda params, shape, *xs: [np.stack(xs, params["axis"])],
+    "split": lambda p, shape, x: np.split(x, np.cumsum(p["sizes"])[:-1], p["axis"]),
+    "unstack": lambda params, shape, x: [*np.moveaxis(x, params["axis"], 0)],
+}
 PLAIN_MOVES = frozenset(TAKE)
+
+
+# --- arithmetic of integers
+
+_ARITHMETIC: Mapping[str, Callable[..., Any]] = {
+    **{n: getattr(operator, n) for n in names_in("abs add eq ge gt le lt mul ne neg sub xor")},
+    "and": np.bitwise_and,
+    "clamp": lambda low, x, high: np.clip(x, low, high),
+    "convert_element_type": lambda x: x,
+    "copy": lambda x: x,
+    "div": lambda x, y: (x - np.fmod(x, y)) // y,  # toward zero
+    "max": np.maximum,
+    "min": np.minimum,
+    "not": np.invert,
+    "or": np.bitwise_or,
+    "rem": np.fmod,
+    "select_n": lambda which, *cases: np.choose(which.astype(int), cases),
+    "sign": np.sign,
+}
+
+
+def run_with_numpy(equation: Equation, operands: Sequence[ArrayLike]) -> list[np.ndarray] | None:
+    """Run a move or arithmetic of integers; ``None`` for any other equation."""
+    name, params, out = equation.primitive.name, equation.params, equation.outvars[0].aval
+    dtypes = [out.dtype, *(atom.aval.dtype for atom in equation.invars)]
+    if not all(isinstance(dtype, np.dtype) for dtype in dtypes):  # a random key
+        return None
+    if name == "iota":
+        numbers = np.indices(out.shape, out.dtype, sparse=True)[params["dimension"]]
+        return [np.broadcast_to(numbers, out.shape)]
+    values = [*map(np.asarray, operands)]
+    if name in TAKE:
+        return TAKE[name](params, out.shape, *values)
+    if name not in _ARITHMETIC or any(dtype.kind not in "biu" for dtype in dtypes):
+        return None
+    with np.errstate(all="ignore"):
+        return [np.asarray(_ARITHMETIC[name](*values), out.dtype)]
+
+
+# --- constants
+
+
+class Constants:
+    """Values that depend on no input of a program, each computed once.
+
+    Parameters
+    ----------
+    program
+        The program.
+    outer, inputs
+        For the body of an equation: the constants of the surrounding program, and its atoms that
+        are inputs of the body.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        outer: "Constants | None" = None,
+        inputs: Mapping[Var, Atom] | None = None,
+    ) -> None:
+        self.program = program
+        self._outer: Any = outer
+        self._inputs = inputs or {}
+        self._values: dict[Var, np.ndarray] = {}
+        self._bodies: dict[tuple[int, ...], Constants] = {}
+
+    @functools.cached_property
+    def _varying(self) -> set[Var]:
+        known = {v for v, atom in self._inputs.items() if self._outer.has(atom)}
+        return self.program.dependents_of(v for v in self.program.in_vars if v not in known)
+
+    def has(self, atom: Atom) -> bool:
+        """Test whether an atom depends on no input."""
+        return not is_var(atom) or atom not in self._varying
+
+    def value(self, atom: Atom) -> np.ndarray | None:
+        """Return the value of ``atom``, or ``None`` if it depends on an input."""
+        if not is_var(atom):
+            return np.asarray(atom.val)
+        if not self.has(atom):
+            return None
+        if atom not in self._values:
+            needed = self.program.depends_on([atom]) & self._inputs.keys()
+            known = {var: self._outer.value(self._inputs[var]) for var in needed}
+            with jax.ensure_compile_time_eval():
+                (value,) = evaluate(self.program, [atom], known, rules=run_with_numpy)
+            self._values[atom] = np.asarray(value)
+        return self._values[atom]
+
+    def outside(self, atom: Atom) -> "tuple[Constants, Atom] | None":
+        """Return the surrounding program, and its atom that is this input of a body."""
+        if self._outer is None or not is_var(atom) or atom not in self._inputs:
+            return None
+        return self._outer, self._inputs[atom]
+
+    def body(self, jaxpr: AnyJaxpr, inputs: Sequence[Atom]) -> "Constants":
+        """Return the constants of a body in the program.
+
+        Parameters
+        ----------
+        jaxpr
+            The body.
+        inputs
+            Its first inputs, as atoms of the program; the others vary from run to run.
+        """
+        key = (id(jaxpr), *map(id, inputs))
+        if key not in self._bodies:
+            program = program_of(jaxpr)
+            known = dict(zip(program.in_vars, inputs, strict=False))
+            self._bodies[key] = Constants(program, self, known)
+        return self._bodies[key]
+
+
+# --- moves with indices
 
 
 def moved_operands(equation: Equation) -> Sequence[int]:
@@ -66,7 +240,7 @@ def moved_operands(equation: Equation) -> Sequence[int]:
         return ()
     if name in TAKE:
         return range(len(equation.invars))
-    return (0,) if name in READS else (0, _update(equation)) if name in WRITES else ()
+    return (0,) if name in READS else (0, update_of(equation)) if name in WRITES else ()
 
 
 def sources_of(constants: Constants, equation: Equation) -> list[np.ndarray] | None:
@@ -96,38 +270,6 @@ def _numbers(shapes: Sequence[tuple[int, ...]]) -> Iterator[np.ndarray]:
     for shape in shapes:
         yield np.arange(start, start + math.prod(shape), dtype=np.int32).reshape(shape)
         start += math.prod(shape)
-
-
-class Through(NamedTuple):
-    """An equation with the flows of its operands, of which at least one is not ``None``."""
-
-    lattice: Lattice
-    equation: Equation
-    flows: Sequence[Flow]
-    constants: Constants
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.equation.outvars[0].aval.shape
-
-    def filled(self, operand: int) -> np.ndarray:
-        """Return the flow of an operand as an array, also if it is ``None``."""
-        shape = self.equation.invars[operand].aval.shape
-        return filled(self.lattice, self.flows[operand], shape)
-
-
-def _move(at: Through) -> list[Flow]:
-    take, params = TAKE[at.equation.primitive.name], at.equation.params
-    flows = [*map(at.filled, range(len(at.flows)))]
-    if not at.lattice.rank:
-        return [*take(params, at.shape, *flows)]
-    sources = take(params, at.shape, *_numbers([a.aval.shape for a in at.equation.invars]))
-    return [_taken(at.lattice, flows, source) for source in sources]
-
-
-def _taken(lattice: Lattice, flows: Sequence[np.ndarray], sources: np.ndarray) -> np.ndarray:
-    rows = [f.reshape(-1, *f.shape[f.ndim - lattice.rank :]) for f in flows]
-    return np.asarray(np.concatenate([*rows, lattice.empty([1])])[sources])
 
 
 # --- reads and writes at indices
@@ -171,7 +313,7 @@ def slices_of(equation: Equation) -> Slices:
     """Return the slices of a gather or scatter, or of a slice with its start as an operand."""
     axes, params = tuple(range(len(equation.invars[0].aval.shape))), equation.params
     is_read = equation.primitive.name in READS
-    part = equation.outvars[0] if is_read else equation.invars[_update(equation)]
+    part = equation.outvars[0] if is_read else equation.invars[update_of(equation)]
     sizes = part.aval.shape
     if "dimension_numbers" not in params:
         indices = range(1 if is_read else 2, len(equation.invars))
@@ -189,7 +331,7 @@ def slices_of(equation: Equation) -> Slices:
     return Slices(sizes, window, [1], indexed, aligned, widths, params["mode"].name == "CLIP")
 
 
-def _update(equation: Equation) -> int:
+def update_of(equation: Equation) -> int:
     return 1 if equation.primitive.name == "dynamic_update_slice" else 2
 
 
@@ -258,110 +400,57 @@ def chosen_axes(equation: Equation, columns: Sequence[np.ndarray | None]) -> tup
     return tuple(a for a, column in pairs if column is None and slices.widths.get(a) != shape[a])
 
 
-def _read(at: Through) -> list[Flow]:
-    """Follow a gather or a slice; each slice depends on its indices."""
-    lattice, equation, (flow, *places), constants = at
-    if flow is not None:
-        columns = columns_of(equation, constants)
-        anywhere = along(lattice, flow, chosen_axes(equation, columns))
-        flow = _taken(lattice, [anywhere], elements_of_slices(equation, columns))
-    of_slices = everything(lattice, places)
-    if equation.primitive.name == "gather" and places[0] is not None:
-        of_slices = lattice.over(places[0], [len(equation.invars[1].aval.shape) - 1])
-        of_slices = np.expand_dims(of_slices, tuple(slices_of(equation).window))
-    return [joined(lattice, [flow, _spread(at, of_slices)])]
+# --- axes
+#
+# Sums, products and other equations correspond to an einsum as far as dependence is concerned.
+
+# The axes along which an equation joins the elements of its last operand, by its parameters.
+_SWEPT: Mapping[str, Callable[[Params], Sequence[int]]] = {
+    **dict.fromkeys(
+        names_in("cumlogsumexp cummax cummin cumprod cumsum"), lambda params: [params["axis"]]
+    ),
+    "fft": lambda params: range(-len(params["fft_lengths"]), 0),
+    "triangular_solve": lambda params: [-2 if params["left_side"] else -1],
+    "tridiagonal_solve": lambda params: [-2],
+}
 
 
-def _write(at: Through) -> list[Flow]:
-    """Follow updates to their positions; every element depends on all indices."""
-    lattice, equation, flows, constants = at
-    flow, update = at.filled(0), flows[_update(equation)]
-    columns = columns_of(equation, constants)
-    targets, axes = elements_of_slices(equation, columns), chosen_axes(equation, columns)
-    if moved_operands(equation) and not axes:
-        kept = np.arange(math.prod(at.shape))  # other elements than those that are overwritten
-        kept[targets[targets != NOWHERE]] = NOWHERE
-        flow = _taken(lattice, [flow], kept.reshape(at.shape))
-    if update is not None:
-        put = lattice.put(lattice.empty(at.shape), targets, update)
-        flow = lattice.join(flow, along(lattice, put, axes))
-    places = everything(lattice, [flows[i] for i in slices_of(equation).indices])
-    return [joined(lattice, [flow, _spread(at, places)])]
+def letters_of(equation: Equation) -> tuple[tuple[str, ...], ...]:
+    """Return the letters of an equation as an einsum: of each operand, and last of its result.
 
-
-def _spread(at: Through, flow: Flow) -> Flow:
-    return None if flow is None else spread(at.lattice, flow, at.shape)
-
-
-# --- axes, products and windows
-
-
-def coupled(at: Through) -> list[Flow]:
-    """Return the flows of results whose every element depends on all elements."""
-    one = filled(at.lattice, everything(at.lattice, at.flows), ())
-    return [spread(at.lattice, one, var.aval.shape) for var in at.equation.outvars]
-
-
-def _elementwise(at: Through) -> list[Flow]:
-    return [joined(at.lattice, [_spread(at, flow) for flow in at.flows])]
-
-
-def _solve(at: Through) -> list[Flow]:
-    """Couple the equations of each right-hand side."""
-    if any(flow is not None for flow in at.flows[:-1]):  # of the matrix
-        return coupled(at)
-    axis = -2 if at.equation.params.get("left_side", True) else -1
-    return [along(at.lattice, at.filled(-1), [axis % len(at.shape)])]
-
-
-def _reduce(at: Through) -> list[Flow]:
-    return [at.lattice.over(at.filled(0), at.equation.params["axes"])]
-
-
-def dot_letters(equation: Equation) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return the letters of a ``dot_general`` as an einsum: of its operands, and of its result.
-
-    Axes with the same letter correspond. The letters that the result does not have are summed over.
+    Axes with the same letter correspond. A result depends on all elements along the letters that it
+    does not have, and is the same along those that only it has. Most equations have no letters.
     """
-    summed, batch = equation.params["dimension_numbers"]
-    first, second = (
-        [f"{name}{axis}" for axis in range(len(atom.aval.shape))]
-        for name, atom in zip("ab", equation.invars, strict=True)
-    )
-    for a, b in (*zip(*summed, strict=True), *zip(*batch, strict=True)):
-        second[b] = first[a]
-    shared = [first[axis] for axis in batch[0]]
-    free = [a for a in first if a not in second] + [b for b in second if b not in first]
-    return tuple(first), tuple(second), (*shared, *free)
+    name, params = equation.primitive.name, equation.params
+    if name not in _SWEPT and name not in REDUCTIONS | PRODUCTS:
+        return ()
+    operands = [
+        [f"{operand}.{axis}" for axis in range(len(atom.aval.shape))]
+        for operand, atom in enumerate(equation.invars)
+    ]
+    first, last = operands[0], operands[-1]
+    if name in REDUCTIONS:
+        result = [letter for axis, letter in enumerate(first) if axis not in params["axes"]]
+    elif name in _SWEPT:
+        result = [*last]
+        for axis in _SWEPT[name](params):
+            result[axis] += "'"
+    elif name == "conv_general_dilated":
+        numbers = params["dimension_numbers"]
+        result = [f"result {axis}" for axis in range(len(first))]
+        if params["batch_group_count"] == 1:  # samples are separate
+            result[numbers.out_spec[0]] = first[numbers.lhs_spec[0]]
+    else:  # a dot_general
+        summed, batch = params["dimension_numbers"]
+        for a, b in (*zip(*summed, strict=True), *zip(*batch, strict=True)):
+            last[b] = first[a]
+        shared = [first[axis] for axis in batch[0]]
+        free = [a for a in first if a not in last] + [b for b in last if b not in first]
+        result = [*shared, *free]
+    return (*map(tuple, operands), tuple(result))
 
 
-def by_letters(
-    lattice: Lattice, flow: np.ndarray, before: Sequence[str], after: Sequence[str], shape: Any
-) -> np.ndarray:
-    """Join along the letters that are only before, and broadcast along those only after."""
-    kept = [before.index(a) for a in after if a in before]
-    order = (*kept, *(i for i, a in enumerate(before) if a not in after))
-    flow = flow.transpose(*order, *range(len(order), flow.ndim))
-    flow = lattice.over(flow, range(len(kept), len(order)))
-    missing = tuple(i for i, a in enumerate(after) if a not in before)
-    return spread(lattice, np.expand_dims(flow, missing), shape)
-
-
-def _dot(at: Through) -> list[Flow]:
-    *letters, result = dot_letters(at.equation)
-    pairs = zip(at.flows, letters, strict=True)
-    flows = [by_letters(at.lattice, f, own, result, at.shape) for f, own in pairs if f is not None]
-    return [joined(at.lattice, flows)]
-
-
-def _conv(at: Through) -> list[Flow]:
-    """Keep samples apart, and couple everything else."""
-    numbers, params = at.equation.params["dimension_numbers"], at.equation.params
-    if params["batch_group_count"] != 1 or at.flows[1] is not None:
-        return coupled(at)
-    one = at.lattice.over(at.filled(0), numbers.lhs_spec[1:])
-    others = tuple(axis for axis in range(len(at.shape)) if axis != numbers.out_spec[0])
-    return [_spread(at, np.expand_dims(one, others))]
+# --- windows
 
 
 def elements_of_windows(equation: Equation) -> np.ndarray:
@@ -372,48 +461,10 @@ def elements_of_windows(equation: Equation) -> np.ndarray:
     config = [(low, high, step - 1) for _, (low, high), step in sides]
     sizes = tuple(low + (n - 1) * step + 1 + high for n, (low, high), step in sides)
     (numbers,) = _numbers([shape])
-    (padded,) = TAKE["pad"]({"padding_config": config}, sizes, numbers, np.asarray(NOWHERE))
+    (padded,) = _pad({"padding_config": config}, sizes, numbers, np.asarray(NOWHERE))
+    sizes = params["window_dimensions"]
     strides, rates = params["window_strides"], params.get("window_dilation") or gaps
-    places = []
-    for tap in np.ndindex(*params["window_dimensions"]):
-        axes = zip(tap, rates, strides, made, strict=True)
-        at = tuple(slice(t * rate, t * rate + (n - 1) * s + 1, s) for t, rate, s, n in axes)
-        places.append(padded[at])
-    return np.stack(places)
-
-
-def _window(at: Through) -> list[Flow]:
-    taken = _taken(at.lattice, [at.filled(0)], elements_of_windows(at.equation))
-    return [at.lattice.over(taken, [0])]
-
-
-def _join_along(at: Through) -> list[Flow]:
-    params, rank = at.equation.params, len(at.shape)
-    is_fft = at.equation.primitive.name == "fft"
-    axes = tuple(range(rank - len(params["fft_lengths"]), rank)) if is_fft else (params["axis"],)
-    flows = [flow if flow is None else at.lattice.over(flow, axes) for flow in at.flows]
-    one = np.expand_dims(filled(at.lattice, joined(at.lattice, flows), ()), axes)
-    return [spread(at.lattice, one, var.aval.shape) for var in at.equation.outvars]
-
-
-_RULES: Mapping[str, Callable[[Through], list[Flow]]] = {
-    **dict.fromkeys(ELEMENTWISE | CONSTANT, _elementwise),
-    **dict.fromkeys(PLAIN_MOVES, _move),
-    **dict.fromkeys(READS, _read),
-    **dict.fromkeys(WRITES | UPDATES, _write),
-    **dict.fromkeys(SUMS | {"argmax", "argmin"}, _reduce),
-    **dict.fromkeys(names_in("cumlogsumexp cummax cummin cumprod cumsum fft"), _join_along),
-    **dict.fromkeys(WINDOWS, _window),
-    **dict.fromkeys(names_in("triangular_solve tridiagonal_solve"), _solve),
-    "dot_general": _dot,
-    "conv_general_dilated": _conv,
-    "zeros_mapped_like": lambda at: [None] * len(at.equation.outvars),
-}
-
-
-def through_primitive(
-    lattice: Lattice, equation: Equation, operands: Sequence[Flow], constants: Constants
-) -> Sequence[Flow]:
-    """Return the flows of an equation's results; at least one operand has a flow."""
-    rule = _RULES.get(equation.primitive.name, coupled)
-    return rule(Through(lattice, equation, operands, constants))
+    spans = [(size - 1) * rate + 1 for size, rate in zip(sizes, rates, strict=True)]
+    every = tuple(slice(None, None, step) for step in (*strides, *rates))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, spans)[every]
+    return np.moveaxis(windows.reshape(*made, -1), -1, 0)

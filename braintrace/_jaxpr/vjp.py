@@ -6,11 +6,10 @@ forward through that. No second table of primitives is needed.
 """
 
 import contextlib
-import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,32 +18,26 @@ import numpy as np
 from .._jax import (
     OWN_BACKWARD,
     AnyJaxpr,
-    Atom,
     Equation,
     bind,
     equations_inside,
     struct_of,
     trace_to_jaxpr,
 )
-from .constants import Constants
-from .dataflow import Question, flows_of_outputs
-from .evaluate import evaluate_all
-from .lattices import Flow, Lattice, filled, spread
+from .dataflow import Dataflow, Flow, Lattice, by_letters, filled, spread
 from .primitives import (
     ELEMENTWISE,
-    SUMS,
     WINDOWS,
-    by_letters,
-    dot_letters,
+    Constants,
     elements_of_windows,
+    letters_of,
     moved_operands,
     sources_of,
 )
-from .program import CONSTANT, carries_derivative, program_of
+from .program import CONSTANT, carries_derivative, evaluate_all, program_of
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Vjp:
+class Vjp(NamedTuple):
     """The vector-Jacobian product of an equation.
 
     Attributes
@@ -59,41 +52,6 @@ class Vjp:
     jaxpr: AnyJaxpr | None
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-
-    def flows(
-        self,
-        lattice: Lattice,
-        constants: Constants | None,
-        atoms: Sequence[Atom],
-        cotangents: Sequence[Flow],
-    ) -> list[Flow] | None:
-        """Return the flows of the operands' cotangents; ``None`` without a derivative rule.
-
-        Parameters
-        ----------
-        lattice
-            The lattice.
-        constants
-            Constants of the program that contains the equation; ``None``: unknown.
-        atoms
-            The operands, as atoms of that program.
-        cotangents
-            The flow of the cotangent of each result.
-        """
-        flows: list[Flow] = [None] * len(atoms)
-        inputs = [*flows, *(cotangents[k] for k in self.outputs)]
-        if not self.inputs or all(flow is None for flow in inputs):
-            return flows
-        if self.jaxpr is None:
-            return None
-        if constants is None:
-            inside = Constants(program_of(self.jaxpr))
-        else:
-            inside = constants.body(self.jaxpr, atoms)
-        results = flows_of_outputs(Question(lattice), inside, inputs)
-        for operand, flow in zip(self.inputs, results, strict=True):
-            flows[operand] = flow
-        return flows
 
 
 @functools.lru_cache(maxsize=1024)
@@ -123,56 +81,69 @@ def vjp_of(equation: Equation) -> Vjp:
     return Vjp(jaxpr, inputs, outputs)
 
 
-def flows_back(
-    lattice: Lattice, constants: Constants, equation: Equation, cotangents: Sequence[Flow]
+def flows_by_vjp(
+    lattice: Lattice,
+    equation: Equation,
+    cotangents: Sequence[Flow],
+    constants: Constants | None = None,
 ) -> list[Flow] | None:
-    """Return the flows of the cotangents of an equation's operands.
+    """Return the flows of the operands' cotangents, by the program of the vjp.
 
     Parameters
     ----------
     lattice
         The lattice.
+    equation, cotangents
+        The equation, and the flow of the cotangent of each result.
     constants
-        Constants of the program that contains the equation.
-    equation
-        The equation.
-    cotangents
-        The flow of the cotangent of each result.
+        Constants of the program that contains the equation; ``None``: unknown.
 
     Returns
     -------
     list or None
         One flow for each operand; ``None`` without a derivative rule.
     """
+    vjp, flows = vjp_of(equation), list[Flow]([None] * len(equation.invars))
+    inputs = [*flows, *(cotangents[k] for k in vjp.outputs)]
+    if not vjp.inputs or all(flow is None for flow in inputs):
+        return flows
+    if vjp.jaxpr is None:
+        return None
+    if constants is None:
+        inside = Constants(program_of(vjp.jaxpr))
+    else:
+        inside = constants.body(vjp.jaxpr, equation.invars)
+    results = Dataflow(inside, lattice).flows_of_outputs(inputs)
+    for operand, flow in zip(vjp.inputs, results, strict=True):
+        flows[operand] = flow
+    return flows
+
+
+def flows_back(
+    lattice: Lattice, constants: Constants, equation: Equation, cotangents: Sequence[Flow]
+) -> list[Flow] | None:
+    """Return the same by a rule, if there is one for the primitive."""
     name, atoms = equation.primitive.name, equation.invars
     if name in CONSTANT or all(flow is None for flow in cotangents):
         return [None] * len(atoms)
     if name == "optimization_barrier":  # operand by operand
         return list(cotangents)
-    flows = _by_rule(lattice, constants, equation, cotangents)
+    result = equation.outvars[0].aval.shape
+    flow = filled(lattice, cotangents[0], result)
+    flows: Sequence[Flow] | None = None
+    if name in ELEMENTWISE:
+        if all(a.aval.shape == result or not carries_derivative(a) for a in atoms):
+            flows = [flow] * len(atoms)
+    elif letters := letters_of(equation):
+        *own, after = letters
+        pairs = zip(own, atoms, strict=True)
+        flows = [by_letters(lattice, flow, after, before, a.aval.shape) for before, a in pairs]
+    else:
+        flows = _put_back(lattice, constants, equation, cotangents)
     if flows is None:
-        return vjp_of(equation).flows(lattice, constants, atoms, cotangents)
+        return flows_by_vjp(lattice, equation, cotangents, constants)
     pairs = zip(atoms, flows, strict=True)
     return [flow if carries_derivative(atom) else None for atom, flow in pairs]
-
-
-def _by_rule(
-    lattice: Lattice, constants: Constants, equation: Equation, cotangents: Sequence[Flow]
-) -> list[Flow] | None:
-    """Return the flows of the operands' cotangents; ``None``: there is no rule."""
-    name, atoms = equation.primitive.name, equation.invars
-    result, shapes = equation.outvars[0].aval.shape, [atom.aval.shape for atom in atoms]
-    flow = filled(lattice, cotangents[0], result)
-    if name in ELEMENTWISE:
-        is_alike = all(a.aval.shape == result or not carries_derivative(a) for a in atoms)
-        return [flow] * len(atoms) if is_alike else None
-    if name in SUMS:
-        return [spread(lattice, np.expand_dims(flow, equation.params["axes"]), shapes[0])]
-    if name == "dot_general":
-        (*letters, after) = dot_letters(equation)
-        by_operand = zip(letters, shapes, strict=True)
-        return [by_letters(lattice, flow, after, own, shape) for own, shape in by_operand]
-    return _put_back(lattice, constants, equation, cotangents)
 
 
 def _put_back(

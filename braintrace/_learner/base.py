@@ -30,14 +30,7 @@ from .._model import States, Values
 from .._typing import Path, PyTree
 from ..sharding import DataAxis, Placement, placement_of
 from .arguments import example_arguments
-from .carried import (
-    CarriedTraces,
-    EligibilityTraces,
-    Form,
-    LearnerOptimizer,
-    Zero,
-    starts_of,
-)
+from .carried import CarriedTraces, EligibilityTraces, Form, LearnerOptimizer, Zero, starts_of
 
 
 class Purpose(NamedTuple):

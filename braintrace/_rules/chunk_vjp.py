@@ -31,7 +31,7 @@ from .._graph.flat_state import FlatState, ParameterUse
 from .._graph.graph import ETraceGraph
 from .._graph.method import Chunk
 from .._jax import Var, bind
-from .._jaxpr.evaluate import evaluate
+from .._jaxpr.program import evaluate
 
 Sums = dict[str, list[jax.Array]]
 """For every use that is not a product, an array for each of its operands."""
