@@ -182,6 +182,25 @@ def everything(lattice: Lattice, flows: Sequence[Flow]) -> Flow:
     return joined(lattice, every)
 
 
+def by_letters(
+    lattice: Lattice, flow: Flow, before: Sequence[str], after: Sequence[str], shape: Sequence[int]
+) -> Flow:
+    """Join along the letters that are only before, and broadcast along those only after."""
+    if flow is None:
+        return None
+    kept = [before.index(a) for a in after if a in before]
+    order = (*kept, *(i for i, a in enumerate(before) if a not in after))
+    flow = flow.transpose(*order, *range(len(order), flow.ndim))
+    flow = lattice.over(flow, range(len(kept), len(order)))
+    missing = tuple(i for i, a in enumerate(after) if a not in before)
+    return spread(lattice, np.expand_dims(flow, missing), shape)
+
+
+def _taken(lattice: Lattice, flows: Sequence[np.ndarray], sources: np.ndarray) -> np.ndarray:
+    rows = [f.reshape(-1, *f.shape[f.ndim - lattice.rank :]) for f in flows]
+    return np.asarray(np.concatenate([*rows, lattice.empty([1])])[sources])
+
+
 # --- programs
 
 # ``(equation, flows of its operands) -> flows of its results``, or ``None`` for no answer.
@@ -246,7 +265,7 @@ class Dataflow:
             return self._through_branches(equation, *operands)
         if name == "scan":
             return self._through_scan(equation, operands)
-        return through_primitive(self.constants, self.lattice, equation, operands)
+        return self._through_primitive(equation, operands)
 
     def _inside(self, body: AnyJaxpr, inputs: Sequence[Atom]) -> "Dataflow":
         return dataclasses.replace(self, constants=self.constants.body(body, inputs))
@@ -269,7 +288,12 @@ class Dataflow:
             return body.flows_of_outputs([*fixed, *carried, *slices])
 
         steps = [[s if s is None else lattice.over(s, [0]) for s in sequences]]
-        carried = fixpoint(lattice, lambda now: run(now, steps[0])[:count], start)
+        carried: Sequence[Any] = start
+        while True:  # the least c = start ∨ run(c)
+            before, pairs = carried, zip(carried, run(carried, steps[0]), strict=False)
+            carried = [joined(lattice, pair) for pair in pairs]
+            if all(map(np.array_equal, before, carried)):
+                break
         differ = any(s is not None and (s != s[:1]).any() for s in sequences)
         if differ and length <= LONGEST_WALK:
             steps = [[s if s is None else s[i] for s in sequences] for i in range(length)]
@@ -281,97 +305,60 @@ class Dataflow:
             stacked.append(None if is_none else spread(lattice, np.stack(full), var.aval.shape))
         return [*carried, *stacked]
 
+    # Along the axes of an index that data choose (the write index of a ring buffer), an element may
+    # be anywhere. A write at a chosen index is a selection: each element is kept or replaced.
 
-def fixpoint(
-    lattice: Lattice, step: Callable[[Sequence[Flow]], Sequence[Flow]], carried: Sequence[Flow]
-) -> Sequence[Flow]:
-    r"""Return the least :math:`c` with :math:`c = c_0 \vee f(c)`, by iteration."""
-    while True:
-        after = [joined(lattice, pair) for pair in zip(carried, step(carried), strict=True)]
-        pairs = zip(carried, after, strict=True)
-        if all(b is None or (a is not None and np.array_equal(a, b)) for a, b in pairs):
-            return after
-        carried = after
+    def _through_primitive(self, equation: Equation, flows: Sequence[Flow]) -> list[Flow]:
+        lattice, name, result = (
+            self.lattice,
+            equation.primitive.name,
+            equation.outvars[0].aval.shape,
+        )
+        if name in ELEMENTWISE or name in CONSTANT:
+            return [joined(lattice, [spread(lattice, flow, result) for flow in flows])]
+        if name in READS:
+            return [self._read(equation, *flows)]
+        if name in WRITES or name in UPDATES:
+            return [self._write(equation, flows)]
+        if name in TAKE or name in WINDOWS:
+            pairs = zip(flows, equation.invars, strict=True)
+            full = [filled(lattice, flow, atom.aval.shape) for flow, atom in pairs]
+            if name in WINDOWS:
+                return [lattice.over(_taken(lattice, full[:1], elements_of_windows(equation)), [0])]
+            sources = sources_of(self.constants, equation)
+            return [_taken(lattice, full, source) for source in sources or ()]
+        if letters := letters_of(equation):
+            *before, after = letters
+            each = zip(flows, before, strict=True)
+            return [joined(lattice, [by_letters(lattice, f, a, after, result) for f, a in each])]
+        one = None if name == "zeros_mapped_like" else everything(lattice, flows)
+        return [spread(lattice, one, var.aval.shape) for var in equation.outvars]
 
+    def _read(self, equation: Equation, flow: Flow, *places: Flow) -> Flow:
+        """Follow a gather or a slice; each slice depends on its indices."""
+        lattice = self.lattice
+        if flow is not None:
+            columns = columns_of(equation, self.constants)
+            anywhere = along(lattice, flow, chosen_axes(equation, columns))
+            flow = _taken(lattice, [anywhere], elements_of_slices(equation, columns))
+        of_slices = everything(lattice, places)
+        if equation.primitive.name == "gather" and places[0] is not None:
+            of_slices = lattice.over(places[0], [len(equation.invars[1].aval.shape) - 1])
+            of_slices = np.expand_dims(of_slices, tuple(slices_of(equation).window))
+        return joined(lattice, [flow, spread(lattice, of_slices, equation.outvars[0].aval.shape)])
 
-# --- one equation
-#
-# Along the axes of an index that data choose (the write index of a ring buffer), an element may be
-# anywhere. A write at a chosen index is a selection: each element is kept or replaced.
-
-
-def through_primitive(
-    constants: Constants, lattice: Lattice, equation: Equation, flows: Sequence[Flow]
-) -> list[Flow]:
-    """Return the flows of an equation's results; at least one operand has a flow."""
-    name, result = equation.primitive.name, equation.outvars[0].aval.shape
-    if name in ELEMENTWISE or name in CONSTANT:
-        return [joined(lattice, [spread(lattice, flow, result) for flow in flows])]
-    if name in READS:
-        return [_read(constants, lattice, equation, *flows)]
-    if name in WRITES or name in UPDATES:
-        return [_write(constants, lattice, equation, flows)]
-    if name in TAKE or name in WINDOWS:
-        pairs = zip(flows, equation.invars, strict=True)
-        full = [filled(lattice, flow, atom.aval.shape) for flow, atom in pairs]
-        if name in WINDOWS:
-            return [lattice.over(_taken(lattice, full[:1], elements_of_windows(equation)), [0])]
-        return [_taken(lattice, full, source) for source in sources_of(constants, equation) or ()]
-    if letters := letters_of(equation):
-        *own, after = letters
-        each = zip(flows, own, strict=True)
-        return [joined(lattice, [by_letters(lattice, flow, a, after, result) for flow, a in each])]
-    one = None if name == "zeros_mapped_like" else everything(lattice, flows)
-    return [spread(lattice, one, var.aval.shape) for var in equation.outvars]
-
-
-def by_letters(
-    lattice: Lattice, flow: Flow, before: Sequence[str], after: Sequence[str], shape: Sequence[int]
-) -> Flow:
-    """Join along the letters that are only before, and broadcast along those only after."""
-    if flow is None:
-        return None
-    kept = [before.index(a) for a in after if a in before]
-    order = (*kept, *(i for i, a in enumerate(before) if a not in after))
-    flow = flow.transpose(*order, *range(len(order), flow.ndim))
-    flow = lattice.over(flow, range(len(kept), len(order)))
-    missing = tuple(i for i, a in enumerate(after) if a not in before)
-    return spread(lattice, np.expand_dims(flow, missing), shape)
-
-
-def _taken(lattice: Lattice, flows: Sequence[np.ndarray], sources: np.ndarray) -> np.ndarray:
-    rows = [f.reshape(-1, *f.shape[f.ndim - lattice.rank :]) for f in flows]
-    return np.asarray(np.concatenate([*rows, lattice.empty([1])])[sources])
-
-
-def _read(
-    constants: Constants, lattice: Lattice, equation: Equation, flow: Flow, *places: Flow
-) -> Flow:
-    """Follow a gather or a slice; each slice depends on its indices."""
-    if flow is not None:
-        columns = columns_of(equation, constants)
-        anywhere = along(lattice, flow, chosen_axes(equation, columns))
-        flow = _taken(lattice, [anywhere], elements_of_slices(equation, columns))
-    of_slices = everything(lattice, places)
-    if equation.primitive.name == "gather" and places[0] is not None:
-        of_slices = lattice.over(places[0], [len(equation.invars[1].aval.shape) - 1])
-        of_slices = np.expand_dims(of_slices, tuple(slices_of(equation).window))
-    return joined(lattice, [flow, spread(lattice, of_slices, equation.outvars[0].aval.shape)])
-
-
-def _write(
-    constants: Constants, lattice: Lattice, equation: Equation, flows: Sequence[Flow]
-) -> Flow:
-    """Follow updates to their positions; every element depends on all indices."""
-    shape, columns = equation.outvars[0].aval.shape, columns_of(equation, constants)
-    flow, update = filled(lattice, flows[0], shape), flows[update_of(equation)]
-    targets, axes = elements_of_slices(equation, columns), chosen_axes(equation, columns)
-    if moved_operands(equation) and not axes:
-        kept = np.arange(math.prod(shape))  # other elements than those that are overwritten
-        kept[targets[targets != NOWHERE]] = NOWHERE
-        flow = _taken(lattice, [flow], kept.reshape(shape))
-    if update is not None:
-        put = lattice.put(lattice.empty(shape), targets, update)
-        flow = lattice.join(flow, along(lattice, put, axes))
-    places = everything(lattice, [flows[i] for i in slices_of(equation).indices])
-    return joined(lattice, [flow, spread(lattice, places, shape)])
+    def _write(self, equation: Equation, flows: Sequence[Flow]) -> Flow:
+        """Follow updates to their positions; every element depends on all indices."""
+        lattice, shape = self.lattice, equation.outvars[0].aval.shape
+        flow, update = filled(lattice, flows[0], shape), flows[update_of(equation)]
+        columns = columns_of(equation, self.constants)
+        targets, axes = elements_of_slices(equation, columns), chosen_axes(equation, columns)
+        if moved_operands(equation) and not axes:
+            kept = np.arange(math.prod(shape))  # other elements than those that are overwritten
+            kept[targets[targets != NOWHERE]] = NOWHERE
+            flow = _taken(lattice, [flow], kept.reshape(shape))
+        if update is not None:
+            put = lattice.put(lattice.empty(shape), targets, update)
+            flow = lattice.join(flow, along(lattice, put, axes))
+        places = everything(lattice, [flows[i] for i in slices_of(equation).indices])
+        return joined(lattice, [flow, spread(lattice, places, shape)])
