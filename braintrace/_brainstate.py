@@ -127,31 +127,20 @@ def keeping_structure(function: Callable[..., Any], refuse: Refuse) -> Callable[
     """
 
     def run(*arguments: Any) -> Any:
-        stack = TRACE_CONTEXT.state_stack[-1]
+        stack, changed = TRACE_CONTEXT.state_stack[-1], []
         try:
             result = function(*arguments)
         finally:
-            changed = _with_old_structure(stack)
+            for state, old in zip(stack.states, stack.original_state_values, strict=True):
+                new = peek(state)
+                if jax.tree.structure(new) != jax.tree.structure(old):
+                    hold(state, old)
+                    changed.append((state, old, new))
         if changed:
             raise refuse(*changed[0])
         return result
 
     return run
-
-
-def _with_old_structure(
-    stack: brainstate.StateTraceStack,
-) -> list[tuple[brainstate.State, Any, Any]]:
-    """Restore the values of States whose structure changed; return them, old and new values."""
-    both = zip(stack.states, stack.original_state_values, strict=True)
-    changed = [
-        (state, old, peek(state))
-        for state, old in both
-        if jax.tree.structure(peek(state)) != jax.tree.structure(old)
-    ]
-    for state, old, _ in changed:
-        hold(state, old)
-    return changed
 
 
 def _changed_structure(state: brainstate.State, old: Any, new: Any) -> ShapeError:
@@ -231,11 +220,6 @@ def values_of(states: Iterable[brainstate.State]) -> list[Any]:
     return found
 
 
-def is_lost(state: brainstate.State) -> bool:
-    """Test whether a transformation of the user has made the value, which ended with it."""
-    return isinstance(state._value, _InvalidatedTraceValue)
-
-
 def peek_all(states: Iterable[brainstate.State]) -> tuple[Any, ...]:
     """Return the value of each State without notifying transformations of the read."""
     return tuple(map(operator.attrgetter("_value"), states))
@@ -291,15 +275,11 @@ def seen_through(
     """Return a class decorator that makes the value of States a function of the stored value.
 
     ``write`` stores the values that brainstate assigns. All operations of brainstate (copies,
-    snapshots before a trace, pickles) see the function's value, not only ``value``.
+    snapshots before a trace) see the function's value, not only ``value``.
     """
-
-    def to_pickle(state: Any) -> dict[str, Any]:
-        return {**vars(state), "_value": read(state)}
 
     def decorate(kind: Kind) -> Kind:
         kind._value = property(read, write)
-        kind.__getstate__ = to_pickle  # type: ignore[assignment]
         return kind
 
     return decorate

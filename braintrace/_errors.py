@@ -17,8 +17,8 @@ class CompilationError(BraintraceError, ValueError):
     """A model cannot be compiled for online learning."""
 
 
-class NotCompiledError(BraintraceError, RuntimeError):
-    """An algorithm was used before ``compile_graph``, or its model was changed after it."""
+class NotCompiledError(BraintraceError, RuntimeError, AttributeError):
+    """An algorithm was used before ``compile_graph``."""
 
 
 class NotInitializedError(BraintraceError, AttributeError):

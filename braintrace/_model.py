@@ -2,7 +2,7 @@
 
 import enum
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import brainstate
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import saiunit
 
-from ._brainstate import initialise, is_watched, peek, set_values, trace_stateful, values_of
-from ._checks import is_quantity, path_name, shown
-from ._errors import NotCompiledError, ShapeError
+from ._brainstate import initialise, peek, set_values, trace_stateful, values_of
+from ._checks import in_words, is_quantity, path_name, shown
+from ._errors import ShapeError
 from ._graph.graph import ETraceGraph
 from ._graph.traced_model import StateLeaf
 from ._jax import Var, strongly_typed, to_array
@@ -125,22 +125,11 @@ def find_states(
         The compiled model.
     inside, outside
         All States of the model, and States outside it that a step uses.
-
-    Raises
-    ------
-    NotCompiledError
-        If the model no longer has one of them.
     """
-    result: dict[Path, brainstate.State] = {}
-    for leaf in graph.traced.leaves:
-        state = inside.get(leaf.path, outside.get(leaf.path))
-        if state is None:
-            raise NotCompiledError(
-                f"The model no longer has the State '{path_name(leaf.path)}', which it had at "
-                "compilation. Call `compile_graph` again after a change of the model."
-            )
-        result[leaf.path] = state
-    return result
+    states = {**outside, **inside}
+    advice = "the model has other States than when it was compiled; call `compile_graph` again"
+    with in_words(lambda: advice):
+        return {leaf.path: states[leaf.path] for leaf in graph.traced.leaves}
 
 
 # --- their leaves
@@ -261,52 +250,6 @@ def shapes_of(values: Mapping[Path, Any]) -> Shapes:
     return tuple(tuple(jnp.shape(leaf)) for leaf in leaves)
 
 
-class InitialValues:
-    """Initial values of the short-term States of a model, traced once for each batch size."""
-
-    def __init__(self, model: brainstate.nn.Module, is_mapped: bool) -> None:
-        self._model, self._is_mapped = model, is_mapped
-        # The function of initial values for a batch size.
-        self.initialiser = functools.cache(functools.partial(Initialiser, model, is_mapped))
-
-    def __call__(self, size: Size) -> Values:
-        """Return the initial values for a batch size."""
-        if is_watched():
-            return fresh_values(self._model, self._is_mapped, size)
-        return self.initialiser(size)()
-
-    def size_of(self, samples: Size, shapes: Shapes) -> Size:
-        """Return the batch size for which ``init_state`` makes states of given shapes."""
-        for size in [samples] if self._is_mapped else dict.fromkeys([samples, None]):
-            try:
-                made = self.initialiser(size)
-            except TypeError:  # `init_state` wants a batch size
-                continue
-            if made.shapes == shapes:
-                return size
-        raise ShapeError(
-            f"`{type(self._model).__name__}.init_state` does not create states of the current "
-            f"shapes, {', '.join(map(str, shapes))}. Call `reset_state` with the batch size of "
-            "your initialisation, inside the same maps."
-        )
-
-
-class Kept:
-    """Arrays that are made once, or again if a ``jit`` of the user has donated their buffers."""
-
-    def __init__(self, make: Callable[[], Values]) -> None:
-        self._make = make
-        self._arrays: Values | None = None
-
-    def __call__(self) -> Values:
-        """Return the arrays."""
-        arrays = self._arrays
-        if arrays is None or any(leaf.is_deleted() for leaf in jax.tree.leaves(arrays)):
-            with jax.ensure_compile_time_eval():  # they outlive an enclosing `jit`
-                arrays = self._arrays = self._make()
-        return arrays
-
-
 class Initialiser:
     """Initial values of one model for one batch size, as a compiled function of States."""
 
@@ -323,14 +266,10 @@ class Initialiser:
         leaves = [[next(rest) for _ in jax.tree.leaves(peek(s))] for s in self.states]
         pairs = zip(self.states, leaves, strict=True)
         self.read = tuple(s for s, own in pairs if any(id(v) in used for v in own))
-        self._is_fixed = not self.read and not any(found.is_written)
-        self._fixed = Kept(lambda: self.values(list(map(peek, self.states)))[1])
 
     def __call__(self) -> Values:
         """Return the initial values; random States advance."""
-        if self._is_fixed:
-            return self._fixed()
-        written, values = self.values([state.value for state in self.states])
+        written, values = self.values(values_of(self.states))
         for state, value in zip(self.states, written, strict=True):
             if value is not None:
                 state.value = value

@@ -71,7 +71,7 @@ def save(folder: str | os.PathLike[str], learner: Learner, extra: PyTree = None)
     own = jax.tree.map(lambda leaf: on_host(leaf) if _is_array(leaf) else leaf, extra)
     about = {
         **_about(learner, arrays),
-        "at start": learner.carried.is_zero,
+        "at start": learner.carried.given("zero") is None,
         "digests": {name: _digest(array) for name, array in arrays.items()},
         "digests of extra": {name: _digest(leaf) for name, leaf in _by_name(own).items()},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -12,15 +13,16 @@ from typing import Any, ClassVar, NamedTuple
 import brainstate
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .. import _model
-from .._brainstate import Hidden, hold, is_watched
+from .._brainstate import Hidden, hold, is_watched, undone
 from .._checks import check_model, path_name
 from .._compiler import CompilerOptions, compile_model
 from .._core import traces as core_traces
 from .._core.sites import flags_along
 from .._ended import missing
-from .._errors import NotCompiledError, NotInitializedError, OptionError
+from .._errors import NotCompiledError, NotInitializedError, OptionError, ShapeError
 from .._from_function import gradients_for
 from .._graph.graph import ETraceGraph
 from .._graph.method import TraceMethod, Traces
@@ -30,7 +32,7 @@ from .._model import States, Values
 from .._typing import Path, PyTree
 from ..sharding import DataAxis, Placement, placement_of
 from .arguments import example_arguments
-from .carried import CarriedTraces, EligibilityTraces, Form, LearnerOptimizer, Zero, starts_of
+from .carried import CarriedTraces, EligibilityTraces, Form, LearnerOptimizer, Zero
 
 
 class Purpose(NamedTuple):
@@ -55,7 +57,6 @@ class CompiledStep:
     def __post_init__(self) -> None:
         self.trace_specs = core_traces.stored_specs(self.graph.trace_specs, self.trace_dtype)
         self.pairs = core_traces.pairs_of(self.trace_specs)
-        self.filter_starts = _model.Kept(lambda: starts_of(self.graph.traced.filters))
         followed = {s.path for s in self.graph.traced_states if s.path not in self.outside}
         self.followed = tuple(sorted(followed, key=path_name)) if self.trace_specs else ()
         self.reset = jax.jit(functools.partial(core_traces.reset_traces, self.trace_specs))
@@ -63,6 +64,11 @@ class CompiledStep:
         if self.purpose.data is not None:
             self.placement = placement_of(self.graph, self.trace_specs, self.purpose.data)
         self.devices = None if self.placement is None else self.placement.devices
+
+    def filter_starts(self) -> Values:
+        """Return the initial values of the filters of leaky readouts, by path."""
+        filters = self.graph.traced.filters  # `jnp.zeros` compiles for every shape
+        return Values({f.path: jnp.asarray(np.zeros(f.shape, f.dtype)) for f in filters})
 
     @property
     def carried_types(self) -> tuple[PyTree, PyTree]:
@@ -77,6 +83,7 @@ class BaseLearner(brainstate.nn.Module):
     names: ClassVar[tuple[str, ...]] = ()  # for `braintrace.compile`
     rule: str = ""  # as text; equal text means compatible traces
     method: TraceMethod
+    compiled: CompiledStep  # for the current shapes of the States, and settings
 
     def __init__(
         self,
@@ -100,13 +107,14 @@ class BaseLearner(brainstate.nn.Module):
         self.held_optimizer = LearnerOptimizer()
         self.programs: Hidden[dict[Any, Any]] = Hidden({})  # see `cached_program`
         self.steps: Hidden[dict[Purpose, CompiledStep]] = Hidden({})
-        self.step: CompiledStep | None = None
 
     def window_of(self, requested: int | None = None) -> int | None:
         """Return the window of a call; a call's length overrides the learner's."""
         return self.window if requested is None else int(requested)
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("compiled", "graph"):
+            raise NotCompiledError("Call `compile_graph` with an example input first.")
         if name in ("traces", "carried"):
             raise NotInitializedError("There are no traces yet: call `compile_graph` first.")
         raise missing("Learner", name)
@@ -114,26 +122,9 @@ class BaseLearner(brainstate.nn.Module):
     # --- the compiled model
 
     @property
-    def is_compiled(self) -> bool:
-        """Whether the model has been compiled."""
-        return self.step is not None
-
-    @property
-    def compiled(self) -> CompiledStep:
-        """The step compiled for the current shapes of the States."""
-        if self.step is None:
-            raise NotCompiledError("Call `compile_graph` with an example input first.")
-        return self.step
-
-    @property
     def graph(self) -> ETraceGraph:
         """The compiled model; ``print`` it for a table. Raises `NotCompiledError` before it is."""
         return self.compiled.graph
-
-    @property
-    def placement(self) -> Placement | None:
-        """The placement of the arrays on a mesh; ``None``: no mesh."""
-        return self.compiled.placement
 
     def step_for(
         self, purpose: Purpose, batch_size: int | None = None, example: Any = None
@@ -147,30 +138,26 @@ class BaseLearner(brainstate.nn.Module):
             if example is None:
                 example = example_arguments(self.graph, batch_size)
                 batch_size = batch_size or self.graph.traced.batch_size
-            every_state = purpose.every_state
-            options = dataclasses.replace(self.compiler_options, every_state=every_state)
+            options = dataclasses.replace(self.compiler_options, every_state=purpose.every_state)
             mapped = batch_size if self.is_mapped else None
             graph, outside = compile_model(self.module, example, mapped, options, self.method)
-            method = self.method.fit(graph)
-            known[purpose] = CompiledStep(graph, outside, method, self.trace_dtype, purpose)
+            fitted = graph, outside, self.method.fit(graph)
+            known[purpose] = CompiledStep(*fitted, self.trace_dtype, purpose)
         return known[purpose]
 
-    def step_at(self, values: Mapping[Path, Any], batch_size: int | None) -> CompiledStep:
+    def step_at(self, values: Values, batch_size: int | None) -> CompiledStep:
         """Return the step compiled for the shapes of new values of States."""
-        states, now, shapes = self.states_of_model, self.compiled.purpose, _model.shapes_of(values)
+        now, shapes = self.compiled.purpose, _model.shapes_of(values)
         purpose = now._replace(shapes=shapes, settings=_model.settings())
         if purpose in self.steps.value:
             return self.steps.value[purpose]
-        before = {path: states[path].value for path in values}
-        try:
-            _model.write_by_path(states, values)
+        with undone():
+            _model.write_by_path(self.states_of_model, values)
             return self.step_for(purpose, None if shapes == now.shapes else batch_size)
-        finally:
-            _model.write_by_path(states, before)
 
     def use(self, step: CompiledStep) -> None:
         """Make a step the current one."""
-        self.steps.value[step.purpose] = self.step = step
+        self.steps.value[step.purpose] = self.compiled = step
 
     def compile_first(self, example: tuple[Any, ...], batch_size: int | None) -> None:
         """Compile the model, with initialised States, for an example.
@@ -179,16 +166,18 @@ class BaseLearner(brainstate.nn.Module):
         """
         states = _model.of_kind(_model.all_states(self.module), brainstate.ShortTermState)
         self.is_mapped = batch_size is not None
-        self.initial = _model.InitialValues(self.module, self.is_mapped)
+        made_once = functools.partial(_model.Initialiser, self.module, self.is_mapped)
+        self.initialiser = functools.cache(made_once)
         brainstate.random.DEFAULT.value  # noqa: B018  created here, outside of every trace
         for state in states.values():
             state.value = strongly_typed(state.value)
-        mapped = self.initial(batch_size) if self.is_mapped else None
-        shapes = _model.shapes_of(mapped or _model.values_by_path(states))
+        values = self.initial(batch_size) if self.is_mapped else _model.values_by_path(states)
+        shapes = _model.shapes_of(values)
         # A window's gradient passes coupled elements, and reaches states whose trace is not read.
         purpose = Purpose(shapes, _model.settings(), self.window is not None)
         self.steps = Hidden({})
         self.use(self.step_for(purpose, batch_size, example))
+        _model.write_by_path(states, values)
         self.found_states, self.filters = _model.FoundStates(), {}
         self.carried = CarriedTraces(self.zero_traces, lambda: self.compiled.pairs)
         self.begin_sequence()
@@ -201,11 +190,11 @@ class BaseLearner(brainstate.nn.Module):
         NotCompiledError
             Before `compile_graph`.
         OptionError
-            If the traces are others for the current settings, and a sequence has started.
+            If the traces are others for the current settings.
         """
         settings = _model.settings()
         if settings != self.compiled.purpose.settings:
-            self._switch("the current values of `brainstate.environ`", settings=settings)
+            self._switch(True, settings=settings)
         return self.states_of_model
 
     def follow_every_state(self, requested: int | None, is_given: bool = False) -> None:
@@ -217,15 +206,16 @@ class BaseLearner(brainstate.nn.Module):
         if self.window_of(requested) is not None and not self.compiled.purpose.every_state:
             with warnings.catch_warnings():  # the same as those of the first compilation
                 warnings.simplefilter("ignore", ApproximationWarning)
-                self._switch(f"`window={requested}`", is_given, every_state=True)
+                self._switch(is_given, every_state=True)
 
-    def _switch(self, what: str, is_given: bool = True, **changes: Any) -> None:
+    def _switch(self, is_given: bool, **changes: Any) -> None:
         step = self.step_for(self.compiled.purpose._replace(**changes))
         is_other = step.carried_types != self.compiled.carried_types
-        if is_other and (is_given or not self.carried.is_zero):
+        if is_other and (is_given or self.carried.given("zero") is not None):
             raise OptionError(
-                f"The current traces are not those that {what} needs. Compile with it: give "
-                "`window` to `compile`, or call `compile_graph`."
+                "The current traces are not those that this `window`, or the current values of "
+                "`brainstate.environ`, need. Compile with them: give `window` to `compile`, or "
+                "call `compile_graph`."
             )
         self.use(step)
         if is_other:
@@ -240,15 +230,16 @@ class BaseLearner(brainstate.nn.Module):
 
     def place(self) -> None:
         """Move the arrays to their placement on the mesh, if there is one."""
-        if self.placement is not None:
+        placement = self.compiled.placement
+        if placement is not None:
             values = _model.values_by_path(self.states_of_model).items()
-            placed = {path: self.placement.value(path, value) for path, value in values}
+            placed = {path: placement.value(path, value) for path, value in values}
             _model.write_by_path(self.states_of_model, placed)
-            if not self.carried.is_zero:
-                hold(self.carried, self.placement.traces(self.carried.arrays()))
+            if (traces := self.carried.given("zero")) is not None:
+                hold(self.carried, placement.traces(traces))
             self.carried.left = None  # the same values in other arrays
             optimizer = self.held_optimizer.transformed
-            optimizer.value = self.placement.value(None, optimizer.value)
+            optimizer.value = placement.value(None, optimizer.value)
 
     # --- States
 
@@ -290,25 +281,28 @@ class BaseLearner(brainstate.nn.Module):
     # --- initial values
 
     def size_of_init(self) -> int | None:
-        """Return the argument of ``init_state`` that makes the current shapes."""
-        known = self.graph.batch.samples
-        states = _model.of_kind(_model.all_states(self.module), brainstate.ShortTermState)
-        return self.initial.size_of(
-            self.compiler_options.samples if known is None else known,
-            _model.shapes_of(_model.values_by_path(states)),
+        """Return the argument of ``init_state`` that makes the compiled shapes."""
+        known, shapes = self.graph.batch.samples, self.compiled.purpose.shapes
+        samples = self.compiler_options.samples if known is None else known
+        for size in [samples] if self.is_mapped else dict.fromkeys([samples, None]):
+            with contextlib.suppress(TypeError):  # `init_state` wants a batch size
+                if self.initialiser(size).shapes == shapes:
+                    return size
+        raise ShapeError(
+            f"`{type(self.module).__name__}.init_state` does not create states of the compiled "
+            f"shapes, {', '.join(map(str, shapes))}. Call `reset_state` with the batch size of "
+            "your initialisation, inside the same maps."
         )
 
-    def initial_values(self, batch_size: int | None = None) -> Values:
-        """Return the initial values of short-term States."""
-        return self.with_filters(self.initial_of_model(batch_size))
+    def initial(self, batch_size: int | None) -> Values:
+        """Return the initial values of the model's short-term States for a batch size."""
+        if is_watched():
+            return _model.fresh_values(self.module, self.is_mapped, batch_size)
+        return self.initialiser(batch_size)()
 
-    def initial_of_model(self, batch_size: int | None) -> Values:
-        """Return the same without the filters of readouts."""
-        return self.initial(self.size_of_init() if batch_size is None else batch_size)
-
-    def with_filters(self, initial: Values) -> Values:
-        """Add the initial values of the filters to the model's initial values."""
-        return Values({**initial, **self.compiled.filter_starts()})
+    def initial_values(self) -> Values:
+        """Return the initial values of all short-term States, for the compiled shapes."""
+        return Values({**self.initial(self.size_of_init()), **self.compiled.filter_starts()})
 
     def reset_values(self, now: Mapping[Path, Any], initial: Values, flags: jax.Array) -> Values:
         """Return values of States in which some samples, or all, are at the start of a sequence."""
@@ -345,8 +339,8 @@ class BaseLearner(brainstate.nn.Module):
 
     def zero_traces(self) -> Traces:
         """Return the initial traces of the first sequence as arrays."""
-        placed = core_traces.as_arrays if self.placement is None else self.placement.traces
-        return placed(self.starting_traces())
+        placement, traces = self.compiled.placement, self.starting_traces()
+        return core_traces.as_arrays(traces) if placement is None else placement.traces(traces)
 
     def traces_at_start(self, before: Callable[[], Traces]) -> Form:
         """Return the traces at the start of a sequence, given those before it.
@@ -360,11 +354,10 @@ class BaseLearner(brainstate.nn.Module):
         fresh = {**zeros, **{key: now[key] for key in streams if key in now}}
         return core_traces.pack(fresh, self.carried.pairs())
 
-    def begin_sequence(self, before: Callable[[], Traces] | None = None) -> None:
-        """Set traces and filters to the start of a sequence; ``None``: of the first one."""
+    def begin_sequence(self) -> None:
+        """Set traces and filters to the start of a sequence."""
         starts = self.compiled.filter_starts()
         if starts.keys() != self.filters.keys():
             self.filters = {path: brainstate.ShortTermState(v) for path, v in starts.items()}
         _model.write_by_path(self.filters, starts)
-        traces = self.traces_at_start(before or self.zero_traces)
-        self.carried.store(traces, not is_watched())
+        self.carried.store(self.traces_at_start(self.carried.given), not is_watched())

@@ -7,10 +7,9 @@ structure. In the body of a ``scan``, ``while_loop`` or ``cond``, all results ar
 """
 
 import dataclasses
-import functools
 import operator
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeAlias, TypeGuard
 
 import brainstate
@@ -23,9 +22,7 @@ from .._checks import differences, in_words, path_name
 from .._core.traces import Pairs, examples, unpack
 from .._errors import LostTracesError, NonFiniteWarning, OptionError
 from .._graph.method import Traces
-from .._graph.traced_model import StateLeaf
 from .._jax import on_host, strongly_typed
-from .._model import Values
 from .._typing import Path, PyTree
 from .arguments import key_of
 
@@ -95,11 +92,14 @@ class Deferred:
         The traces before these steps; ``None`` inside a program: those before the sequence.
     finish
         The program: ``(sources, before) -> traces``; ``None`` inside a program.
+    done
+        Its results outside of transformations, if an interrupt came before they were stored.
     """
 
     sources: Any
     before: "Traces | Zero | None"
     finish: Any = None
+    done: list[Any] = dataclasses.field(default_factory=list, init=False, compare=False)
 
     def compute(self, done: list[Any], in_place: bool = False) -> Traces:
         """Return the traces; an interrupted computation continues with the same list."""
@@ -137,7 +137,7 @@ def present(traces: "CarriedTraces") -> Any:
     form: Form = _brainstate.held(traces)
     if not _brainstate.is_watched():
         traces.is_owned = False
-        return traces.given("arrays", True) if traces.needs_arrays else form
+        return traces.given(is_outside=True) if traces.needs_arrays else form
     if is_settled(form):
         return form
     if not _brainstate.is_in_loop():
@@ -151,7 +151,7 @@ def present(traces: "CarriedTraces") -> Any:
         traces.needs_arrays = True
         # In a transformation, it would otherwise be lowered for one device; see `_jax`.
         with jax.ensure_compile_time_eval():
-            return traces.given("arrays", True)
+            return traces.given(is_outside=True)
     # The traces belong to an outer `jit`: they become arrays there, after this trace.
     if traces.placeholder is None:
         traces.placeholder = form, examples(jax.eval_shape(lambda: settled(form, traces.zeros)))
@@ -160,7 +160,7 @@ def present(traces: "CarriedTraces") -> Any:
 
 def store_external(traces: "CarriedTraces", form: Form) -> None:
     """Store traces that are reset or restored, or that other code writes with hidden states."""
-    traces.left, traces.is_owned, traces.done = None, False, []
+    traces.left, traces.is_owned = None, False
     traces.is_inside = _brainstate.is_recorded()
     if traces.placeholder is not None and form is traces.placeholder[1]:
         form = traces.placeholder[0]
@@ -184,8 +184,6 @@ class CarriedTraces(brainstate.ShortTermState):
         Writes the results of a program that has run; an interrupt may end a call before.
     is_owned
         Whether there is no other reference to the arrays, so their buffers can be donated.
-    done
-        Deferred traces that have been computed, and were not stored because of an interrupt.
     needs_arrays
         Whether the last trace that read them needed arrays.
     is_inside
@@ -210,17 +208,18 @@ class CarriedTraces(brainstate.ShortTermState):
         """Accept every form, though brainstate compares structures."""
 
     def finish(self) -> None:
-        """Write the results of an interrupted call."""
+        """Write the results of a call; an interrupt leaves them to the next call."""
         if self.unfinished is not None:
-            self.complete(self.unfinished, True)
+            self.unfinished()
+            self.__dict__["unfinished"] = None
 
     def complete(self, write: Callable[[], None], is_outside: bool) -> None:
-        """Write the results of a call; an interrupt leaves them to the next call."""
-        if is_outside:
-            self.__dict__["unfinished"] = write
+        """Write the results of a call, outside of transformations as a whole or not at all."""
+        if not is_outside:
+            return write()
+        self.__dict__["unfinished"] = write
         write()
-        if is_outside:
-            self.__dict__["unfinished"] = None
+        self.__dict__["unfinished"] = None
 
     def begin(self, followed: Mapping[Path, brainstate.State]) -> None:
         """Finish an interrupted call, and refuse hidden States that other code has written since.
@@ -231,7 +230,7 @@ class CarriedTraces(brainstate.ShortTermState):
             If there is one.
         """
         if self.unfinished is not None:
-            self.complete(self.unfinished, True)
+            self.finish()
         now = _brainstate.peek_all(followed.values())
         if self.left is not None and not all(map(operator.is_, now, self.left)):
             pairs = zip(followed, now, self.left, strict=True)
@@ -273,36 +272,25 @@ class CarriedTraces(brainstate.ShortTermState):
             is_shared = isinstance(form, Deferred) and form.before is _brainstate.held(self)
             is_owned = self.is_owned or not is_shared
             _brainstate.hold(self, form)
-            self.__dict__.update(left=None, done=[], is_owned=is_owned, is_inside=False)
+            self.__dict__.update(left=None, is_owned=is_owned, is_inside=False)
         else:
             _VALUE.fset(self, settled(form, self.zeros) if _brainstate.is_in_loop() else form)
 
-    @property
-    def is_zero(self) -> bool:
-        """Whether the traces are known to be zero when a program is compiled."""
-        form = _VALUE.fget(self) if _brainstate.is_watched() else _brainstate.held(self)
-        return not _brainstate.is_in_loop() and isinstance(form, Zero)
-
-    def arrays(self) -> Traces:
-        """Return the traces as arrays; transformations see the read."""
-        return self.given("arrays", not _brainstate.is_watched())
-
-    def given(self, reads: str, is_outside: bool) -> Any:
+    def given(self, reads: str = "arrays", is_outside: bool | None = None) -> Any:
         """Return the traces that a program reads; see the attribute of `Program`.
 
         Outside of transformations, deferred traces are kept when they are computed.
         """
         if reads == "nothing":
             return None
+        if is_outside is None:
+            is_outside = not _brainstate.is_watched()
         form: Form = _brainstate.held(self) if is_outside else _VALUE.fget(self)
-        if isinstance(form, Zero):
-            return None if reads == "zero" else self.zeros()
-        if isinstance(form, Deferred):
-            done = self.done if is_outside else []
-            form = form.compute(done, is_outside and self.is_owned)
-            if is_outside:
-                _brainstate.hold(self, form)
-        return form
+        if is_outside and isinstance(form, Deferred):
+            form = form.compute(form.done, self.is_owned)
+            _brainstate.hold(self, form)
+        is_none = reads == "zero" and isinstance(form, Zero)
+        return None if is_none else settled(form, self.zeros)
 
 
 class EligibilityTraces:
@@ -322,16 +310,9 @@ class EligibilityTraces:
     @property
     def value(self) -> Traces:
         """The traces, by key."""
-        traces = self._carried.arrays()
+        traces = self._carried.given()
         self._carried.is_owned = self._carried.is_owned and _brainstate.is_watched()
         return unpack(traces)
-
-
-def starts_of(filters: Sequence[StateLeaf]) -> Values:
-    """Return the initial values of filters of leaky readouts, by path."""
-    zeros = [np.zeros(leaf.shape, leaf.dtype) for leaf in filters]
-    starts = jax.device_put(zeros)  # `jnp` compiles for every shape
-    return Values(zip((leaf.path for leaf in filters), starts, strict=True))
 
 
 RAW = (
@@ -360,7 +341,8 @@ class LearnerOptimizer(brainstate.graph.Node):
     skipped
         Number of updates that were omitted because of non-finite numbers.
     calls
-        Skipped updates by step of calls that may still run, and the index of their first step.
+        Calls that may still run: skipped updates by step, their number so far, and the index of
+        the first step.
     """
 
     def __init__(self) -> None:
@@ -368,13 +350,8 @@ class LearnerOptimizer(brainstate.graph.Node):
         self.begun: _brainstate.Hidden[tuple[Any, Any]] = _brainstate.Hidden((None, None))
         # From NumPy: `jnp.zeros` compiles a program.
         self.skipped = brainstate.LongTermState(jnp.asarray(np.zeros((), np.int32)))
-        self.calls: _brainstate.Hidden[list[tuple[jax.Array, int]]] = _brainstate.Hidden([])
-
-    def write(self, value: PyTree) -> None:
-        """Write the state of the optimizer; ``None`` removes it."""
-        if value is None:
-            self.begun = _brainstate.Hidden((None, None))
-        self.transformed.value = strongly_typed(value)
+        self.calls: _brainstate.Hidden[list[tuple[jax.Array, jax.Array, int]]]
+        self.calls = _brainstate.Hidden([])
 
     def begin(self, optimizer: Any, parameters: Callable[[], PyTree], creates: bool = True) -> None:
         """Initialise an optimizer, with its current state or a new one.
@@ -402,8 +379,7 @@ class LearnerOptimizer(brainstate.graph.Node):
             )
         advice = "an optimizer that keeps its own States is passed as `update_fn=optimizer.update`"
         with in_words(lambda: f"`optimizer.init` was called for the parameters; {advice}"):
-            fresh = functools.partial(optimizer.init, parameters())
-            start = fresh() if held is None else jax.eval_shape(fresh)
+            start = optimizer.init(parameters())
         if held is None:
             self.transformed.value = strongly_typed(start)
         elif differences(held, start):
@@ -416,27 +392,25 @@ class LearnerOptimizer(brainstate.graph.Node):
     def notice(self, skips: jax.Array, start: int) -> None:
         """Warn of updates that a call has skipped; after single steps, at the latest the eighth."""
         if not _brainstate.is_watched():
-            self.calls.value.append((skips, start))
-            if len(skips) > 1 or len(self.calls.value) > MOST_RUNNING:
+            calls = self.calls.value
+            calls.append((skips, _brainstate.peek(self.skipped), start))
+            if len(skips) > 1 or len(calls) > MOST_RUNNING:
                 self.notice_all()
 
     def notice_all(self) -> None:
         """Wait for all calls, and warn at the first skipped update, and then at powers of ten."""
         calls, self.calls.value = self.calls.value, []
-        found = [(on_host(skips), start) for skips, start in calls]
-        bad = [(skips, start + int(np.argmax(skips))) for skips, start in found if skips.any()]
-        if not bad:
-            return
-        count = int(on_host(self.skipped.value))
-        known = count - sum(int(np.sum(skips)) for skips, _ in bad)
-        if len(str(count)) > len(str(known or "")):
-            skips, step = bad[0]
-            warnings.warn(
-                f"A loss or gradient is NaN or infinite, first at step {step} of "
-                f"{'this' if len(skips) > 1 else 'a'} call. Updates skipped: {count}; the next "
-                "warning follows at the next power of ten. Samples with non-finite states or "
-                "traces were reset. If an input has gaps that are NaN, fill them "
-                "(`jnp.nan_to_num`). See `nonfinite` of `etrace_online`.",
-                NonFiniteWarning,
-                stacklevel=5,  # the line that calls `etrace_online`
-            )
+        for found, total, start in calls:
+            skips = on_host(found)
+            count = int(on_host(total)) if skips.any() else 0
+            if len(str(count)) > len(str(count - int(np.sum(skips)) or "")) and count:
+                step = start + int(np.argmax(skips))
+                warnings.warn(
+                    f"A loss or gradient is NaN or infinite, first at step {step} of "
+                    f"{'this' if len(skips) > 1 else 'a'} call. Updates skipped: {count}; the next "
+                    "warning follows at the next power of ten. Samples with non-finite states or "
+                    "traces were reset. If an input has gaps that are NaN, fill them "
+                    "(`jnp.nan_to_num`). See `nonfinite` of `etrace_online`.",
+                    NonFiniteWarning,
+                    stacklevel=5,  # the line that calls `etrace_online`
+                )

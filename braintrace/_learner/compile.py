@@ -21,7 +21,6 @@ from .._compiler import CompilerOptions, compile_model
 from .._ended import OPTIONS
 from .._errors import OptionError
 from .._graph.graph import ETraceGraph
-from .._model import write_by_path
 from .._rules.by_path import ComposedTraces, Part
 from .._rules.custom_rules import method_of
 from .._rules.d_rtrl import ParameterTraces
@@ -133,8 +132,6 @@ def compile(
     with in_words(lambda: f"`compile` called `init_state` of `{type(model).__name__}` with {size}"):
         initialise(model, **given)
     learner.compile_graph(*example, batch_size=mapped)
-    if mapped is not None:
-        write_by_path(learner.states_of_model, learner.initial_values(mapped))
     return learner
 
 
@@ -261,13 +258,8 @@ def shard(learner: Learner, mesh: Mesh, data: str = "data") -> None:
 
 @functools.lru_cache(maxsize=256)
 def _class_of(rule: Any) -> type[Learner]:
-    own, method = type(rule), method_of(rule)
-    told = {
-        "method": method,
-        "rule": rule_in_words(rule),
-        "__module__": own.__module__,
-    }
-    return type(own.__name__, (Learner,), told)
+    told = {"method": method_of(rule), "rule": rule_in_words(rule)}
+    return type(type(rule).__name__, (Learner,), told | {"__module__": type(rule).__module__})
 
 
 def algorithms_by_name(of: type[Learner] = Learner) -> dict[str, type[Learner]]:

@@ -149,8 +149,8 @@ class Places(dict[int, tuple[str, Path]]):
                 "Pass its holder under a name: `learner.functional(optimizer=optimizer)`."
             )
         field, path = self[id(of)]
-        entries = getattr(state, field)
-        return jax.tree.map(_like, _brainstate.peek(of), entries[path] if path else entries)
+        value = getattr(state, field)[path] if path else state.optimizer
+        return None if value is None else jax.tree.map(_like, _brainstate.peek(of), value)
 
     def replaced(
         self, state: LearnerState, states: Iterable[brainstate.State], values: Iterable[PyTree]
@@ -185,12 +185,10 @@ class Places(dict[int, tuple[str, Path]]):
 
 
 def _field(state: brainstate.State, is_of_model: bool) -> str:
-    if isinstance(state, brainstate.random.RandomState):
-        return "random"
-    if is_of_model and isinstance(state, brainstate.ParamState):
-        return "parameters"
-    is_hidden = is_of_model and isinstance(state, brainstate.ShortTermState)
-    return "hidden" if is_hidden else "others"
+    fields = {brainstate.random.RandomState: "random"}
+    if is_of_model:
+        fields |= {brainstate.ParamState: "parameters", brainstate.ShortTermState: "hidden"}
+    return next((fields[kind] for kind in fields if isinstance(state, kind)), "others")
 
 
 def _states_in(name: str, holder: PyTree) -> list[tuple[Path, brainstate.State]]:
@@ -297,23 +295,19 @@ class FunctionalLearner:
         ShapeError, OptionError
             If the state does not fit the learner, or belongs to another rule; then nothing changes.
         """
-        learner, optimizer = self._learner, self._learner.held_optimizer
+        learner = self._learner
         learner.carried.finish()
         places = self._checked(state)
-        has_optimizer = state.optimizer is not None
-        if has_optimizer and _brainstate.peek(optimizer.transformed) is None:
+        if state.optimizer is not None and learner.optimizer_state is None:
             raise OptionError(
                 "`state` has the state of an optimizer: call `learner.init_optimizer` first."
             )
-        states = places.states.items()
-        kept = [each for place, each in states if has_optimizer or place[0] != "optimizer"]
-        values = [places.value_in(state, each) for each in kept]
-        values, traces = jax.tree.map(jnp.asarray, (values, self._arrays(state)))
+        states = places.states.values()
+        values = [places.value_in(state, each) for each in states]
+        values, traces = jax.tree.map(jnp.asarray, (values, self._arrays(state.traces)))
 
         def write() -> None:
-            if not has_optimizer:
-                optimizer.write(None)
-            _brainstate.set_values(kept, values)
+            _brainstate.set_values(states, values)
             learner.carried.value = pack(traces, learner.carried.pairs())
             learner.place()
             learner.carried.left = _brainstate.peek_all(learner.followed.values())
@@ -327,9 +321,7 @@ class FunctionalLearner:
         gradient; see `Learner.update`. States before the step are constants: the traces
         contain how they depend on the parameters.
         """
-        learner = self._learner
-        program, data = find_call(learner, arguments)
-        return self._advance(state, program, data)
+        return self._advance(state, *find_call(self._learner, arguments))
 
     def grad(self, state: LearnerState, *sequences: PyTree, **options: Any) -> Outcome:
         """Return the new state and the gradient over a sequence; see `Learner.etrace_grad`.
@@ -379,32 +371,33 @@ class FunctionalLearner:
             A state with the structure that the result has.
         """
         learner = self._learner
-        learner.current_states()
         state, fresh = self._initial(state)
         if where is not None:
             flags = check_flags("where", where, learner.graph.batch)
             fresh = learner.reset_values(state.hidden, fresh, flags)
-            traces: Form = learner.compiled.reset(self._arrays(state), flags)
+            traces: Form = learner.compiled.reset(self._arrays(state.traces), flags)
         else:
-            traces = learner.traces_at_start(lambda: self._arrays(state))
-        state = dataclasses.replace(state, hidden=fresh, traces=traces)
-        has_arrays = _brainstate.is_in_loop() or (like is not None and is_settled(like.traces))
-        return self.settle(state) if has_arrays or is_settled(traces) else state
+            traces = learner.traces_at_start(lambda: self._arrays(state.traces))
+        state = dataclasses.replace(state, hidden=fresh)
+        return self._with(state, traces, like is not None and is_settled(like.traces))
 
     def settle(self, state: LearnerState) -> LearnerState:
         """Return the state with arrays as traces; see `reset` and `grad`."""
-        return dataclasses.replace(state, traces=self._arrays(state))
+        return self._with(state, state.traces, True)
 
-    def _arrays(self, state: LearnerState) -> Traces:
-        return unpack(settled(state.traces, self._learner.zero_traces))
+    def _with(self, state: LearnerState, traces: Form, needs_arrays: bool = False) -> LearnerState:
+        is_array = needs_arrays or is_settled(traces) or _brainstate.is_in_loop()
+        return dataclasses.replace(state, traces=self._arrays(traces) if is_array else traces)
+
+    def _arrays(self, traces: Form) -> Traces:
+        return unpack(settled(traces, self._learner.zero_traces))
 
     def _run(
         self, state: LearnerState, method: str, sequences: tuple[PyTree, ...], given: dict[str, Any]
     ) -> Outcome:
         """Run a method of the learner."""
         learner = self._learner
-        signature = inspect.signature(getattr(type(learner), method))
-        signature.bind(None, **given)  # raises Python's error
+        inspect.signature(getattr(learner, method)).bind(**given)  # raises Python's error
         options = Options(**given)
         if options.optimizer is not None:
             parameters = learner.parameters_for_optimizer
@@ -412,7 +405,6 @@ class FunctionalLearner:
         learner.follow_every_state(options.window, is_given=True)
         fresh = None
         if options.reset is not None:
-            learner.current_states()
             state, fresh = self._initial(state)
         call = learner, method, sequences, options, lambda: fresh
         program, arguments, _ = find_program(*call)
@@ -424,7 +416,9 @@ class FunctionalLearner:
         places, done = self._checked(state), list[Any]()
         is_zero = program.reads == "zero" and isinstance(state.traces, Zero)
         has_none = is_zero or program.reads == "nothing"
-        traces = None if has_none else pack(self._arrays(state), self._learner.carried.pairs())
+        traces = (
+            None if has_none else pack(self._arrays(state.traces), self._learner.carried.pairs())
+        )
         values = [places.value_in(state, each) for each in program.states]
         program(values, traces, arguments, in_place=False, done=done)
         results, verdict = program.jitted.result(done)[0]
@@ -432,21 +426,20 @@ class FunctionalLearner:
             program.check(verdict, 0)
         written, after = program.changes(done, traces)
         state = places.replaced(state, program.written, written)
-        if after is None:
-            return state, results
-        state = dataclasses.replace(state, traces=unpack(after) if is_settled(after) else after)
-        return self.settle(state) if _brainstate.is_in_loop() else state, results
+        return state if after is None else self._with(state, after), results
 
     def _initial(self, state: LearnerState) -> tuple[LearnerState, Values]:
         """Return the initial values of the short-term States; random keys advance."""
         learner, places = self._learner, self._checked(state)
-        made = learner.initial.initialiser(learner.size_of_init())
+        made = learner.initialiser(learner.size_of_init())
         written, fresh = made.values([places.value_in(state, each) for each in made.states])
-        return places.replaced(state, made.states, written), learner.with_filters(fresh)
+        fresh = Values({**fresh, **learner.compiled.filter_starts()})
+        return places.replaced(state, made.states, written), fresh
 
     def _checked(self, state: LearnerState) -> Places:
         """Return the places of all values in a state, which is refused if it does not fit."""
         learner = self._learner
+        learner.current_states()
         places = Places(learner, self._own)
         places.check(state, unpack(learner.starting_traces()), learner.rule)
         return places

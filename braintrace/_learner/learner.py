@@ -7,13 +7,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from .._brainstate import initialise, is_lost, is_watched
+from .._brainstate import is_watched
 from .._checks import in_words, path_name
 from .._compiler import publish
 from .._core.traces import size_in_bytes
 from .._errors import NotPicklableError, ShapeError
 from .._graph.graph import report_of
 from .._graph.report import Diagnostic, Report
+from .._jax import strongly_typed
 from .._model import values_by_path, write_by_path
 from .._rules.eligibility import eligibility_of
 from .._tables import in_bytes
@@ -80,7 +81,7 @@ class Learner(BaseLearner):
 
     def __repr__(self) -> str:
         size = "not compiled"
-        if self.is_compiled:
+        if self.steps.value:
             size = f"{size_in_bytes(self.compiled.trace_specs):,} bytes of traces"
         return f"{type(self).__name__}({type(self.module).__name__}, {size})"
 
@@ -146,7 +147,7 @@ class Learner(BaseLearner):
         Parameters
         ----------
         batch_size
-            Argument of the model's ``init_state``; ``None``: the current size of the states. A new
+            Argument of the model's ``init_state``; ``None``: the size that the learner has. A new
             size compiles the model again.
         where
             Booleans ``(batch,)``: the samples that are reset. Other samples continue. States
@@ -155,8 +156,8 @@ class Learner(BaseLearner):
         Raises
         ------
         ShapeError
-            If ``batch_size`` is ``None`` and ``init_state`` returns other shapes than the states
-            have, or if the shape of ``where`` does not fit them.
+            If ``batch_size`` is ``None`` and ``init_state`` returns other shapes than the model was
+            compiled for, or if the shape of ``where`` does not fit them.
         OptionError
             If samples that share an input are reset separately (`ES_D_RTRL`).
         """
@@ -167,22 +168,19 @@ class Learner(BaseLearner):
             self.current_states()
         if where is not None:
             return self._reset_some(where)
-        if any(map(is_lost, self.states_of_model.values())):
-            # A transformation of the user has created them, so they cannot be written any more.
-            mapped = self.graph.traced.batch_size
-            batch_size = batch_size or mapped or self.graph.batch.samples
-            given = {} if mapped or batch_size is None else {"batch_size": batch_size}
-            initialise(self.module, **given)
         if self.compiler_options.samples is not None and batch_size is not None:
             self.compiler_options = dataclasses.replace(self.compiler_options, samples=batch_size)
         with in_words(lambda: f"`reset_state` runs `init_state` of `{type(self.module).__name__}`"):
-            values = self.initial_of_model(batch_size)
+            values = self.initial(self.size_of_init() if batch_size is None else batch_size)
         step = self.step_at(values, batch_size)
 
         def write() -> None:
+            if is_outside:
+                for state in self.states_of_model.values():
+                    state.stack_level = 0  # a transformation of the user may have created it
             write_by_path(self.states_of_model, values)
             self.use(step)
-            self.begin_sequence(carried.arrays)
+            self.begin_sequence()
 
         carried.complete(write, is_outside)
         self.place()
@@ -191,7 +189,8 @@ class Learner(BaseLearner):
         states, carried, is_outside = self.short_term_states, self.carried, not is_watched()
         flags = check_flags("where", where, self.graph.batch)
         values = self.reset_values(values_by_path(states), self.initial_values(), flags)
-        after = None if carried.is_zero else self.compiled.reset(carried.arrays(), flags)
+        traces = carried.given("zero", is_outside)
+        after = None if traces is None else self.compiled.reset(traces, flags)
         changes = [states[path] for path in values], values.values(), after, is_outside
         carried.complete(lambda: carried.advance(self.followed.values(), *changes), is_outside)
         self.place()
@@ -310,7 +309,7 @@ class Learner(BaseLearner):
 
         It also contains the chunks of all calls so far, and the bytes of their residuals.
         """
-        report, placement = report_of(self.graph), self.placement
+        report, placement = report_of(self.graph), self.compiled.placement
         return dataclasses.replace(
             report,
             mesh=None if placement is None else str(placement.data),
@@ -362,7 +361,7 @@ class Learner(BaseLearner):
 
     @optimizer_state.setter
     def optimizer_state(self, value: PyTree) -> None:
-        self.held_optimizer.write(value)
+        self.held_optimizer.transformed.value = strongly_typed(value)
 
     def init_optimizer(self, optimizer: Any) -> None:
         """Initialise an optimizer's state where `etrace_online` cannot do it.
@@ -392,7 +391,7 @@ def learned_starts(learner: Learner) -> list[Diagnostic]:
     read: set[int] = set()
     if unused:
         with contextlib.suppress(ShapeError):  # `init_state` makes other shapes than States have
-            read = set(map(id, learner.initial.initialiser(learner.size_of_init()).read))
+            read = set(map(id, learner.initialiser(learner.size_of_init()).read))
     message = (
         "Parameter '{0}' is read by `init_state` alone, and an online rule has no trace for "
         "initial values: its gradient is zero."

@@ -92,7 +92,7 @@ class Program:
             )
         self.states, self.is_written = states, is_written
         self.written = list(itertools.compress(states, is_written))
-        self.followed, self.placement = learner.followed, learner.placement
+        self.followed, self.placement = learner.followed, learner.compiled.placement
         self.devices = learner.compiled.devices
         self.cuts: dict[tuple[int, bool], Chunks] = {}
         paths = {id(state): path for path, state in learner.states_of_step.items()}
