@@ -1,6 +1,6 @@
 """Canonicalisation: rewrite a step into the form that the analyses read.
 
-`braintrace._jaxpr.evaluate_inlined` inlines calls. The rules here
+`evaluate_inlined` inlines calls. The rules here
 
 - make broadcasts explicit, so that an elementwise equation has operands of one shape only, and
   every fan-out has its own variable; a product without a sum (an outer product,

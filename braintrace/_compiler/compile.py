@@ -16,7 +16,6 @@ path is truncated, and reported.
 `compile_model` calls every pass. A pass returns new data and never modifies its arguments.
 """
 
-import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ import jax
 
 from .._checks import check_model, path_name
 from .._errors import CompilationError, DtypeError
-from .._graph.graph import ETraceGraph, TraceSpecs, specs_of
+from .._graph.graph import ETraceGraph, TraceSpecs, slot_sizes, specs_of
 from .._graph.hidden_group import HiddenParamOpRelation
 from .._graph.method import FOLLOWS_ALL, Jacobian, TraceMethod
 from .._graph.report import Diagnostic
@@ -208,17 +207,14 @@ MOST_BYTES = 2**32
 
 def check_slots(graph: ETraceGraph, specs: TraceSpecs) -> None:
     """Refuse a State with many values for each unit whose traces would fill the memory."""
-    for group in graph.traced_groups:
-        for leaf, count in collections.Counter(group.states).items():
-            slots = [name for name, a in zip(group.names, group.states, strict=True) if a is leaf]
-            size = sum(spec.nbytes for spec in specs_of(specs) if spec.state in slots)
-            if count > 1 and size > MOST_BYTES:
-                raise CompilationError(
-                    f"State '{leaf.name}' has {count:,} values for each unit, and their "
-                    f"traces take {size:,} bytes; the limit is {MOST_BYTES:,}. Delay values by "
-                    "`braintrace.nn.Delay`, whose values share one trace, or hold the State "
-                    "constant by `jax.lax.stop_gradient`."
-                )
+    for leaf, count, size in slot_sizes(graph, specs_of(specs)):
+        if size > MOST_BYTES:
+            raise CompilationError(
+                f"State '{leaf.name}' has {count:,} values for each unit, and their traces take "
+                f"{size:,} bytes; the limit is {MOST_BYTES:,}. Delay values by "
+                "`braintrace.nn.Delay`, whose values share one trace, or hold the State constant "
+                "by `jax.lax.stop_gradient`."
+            )
 
 
 def check_learns(

@@ -1,5 +1,6 @@
 """Compiled model: the weights that learn online, and the traces that a rule carries for them."""
 
+import collections
 import dataclasses
 import functools
 import math
@@ -351,12 +352,20 @@ def _delay_rows(graph: ETraceGraph, specs: Sequence[TraceSpec]) -> Iterator[Dela
     for behind in dict.fromkeys(spec.behind for spec in specs if spec.behind):
         size = sum(spec.nbytes for spec in specs if spec.behind == behind)
         yield DelayRow(behind, "one late trace, and factors of the steps since", size)
+    for leaf, count, size in slot_sizes(graph, specs):
+        if size and not leaf.is_grouped:
+            yield DelayRow(leaf.name, f"a trace for each of {count} values", size)
+
+
+def slot_sizes(
+    graph: ETraceGraph, specs: Sequence[TraceSpec]
+) -> Iterator[tuple[StateLeaf, int, int]]:
+    """Yield each traced State with several slots, their number, and the bytes of their traces."""
     for group in graph.traced_groups:
-        for leaf in (leaf for leaf in group.hidden_states if not leaf.is_grouped):
+        for leaf, count in collections.Counter(group.states).items():
             slots = [n for n, state in zip(group.names, group.states, strict=True) if state is leaf]
-            size = sum(spec.nbytes for spec in specs if spec.state in slots)
-            if len(slots) > 1 and size:
-                yield DelayRow(leaf.name, f"a trace for each of {len(slots)} values", size)
+            if count > 1:
+                yield leaf, count, sum(spec.nbytes for spec in specs if spec.state in slots)
 
 
 def _plain_rows(graph: ETraceGraph) -> Iterator[PlainRow]:

@@ -198,13 +198,9 @@ def checkpointed_bytes(model: TracedModel, steps: int) -> int:
 
     read = collections.Counter(map(struct_of, jax.tree.leaves(jax.eval_shape(transpose, given))))
     read -= collections.Counter(struct_of(leaf.in_var.aval) for leaf in model.parameters)
-    of_step = sum(_size_of(shape) * count for shape, count in read.items())
-    of_states = sum(_size_of(struct_of(var.aval)) for var in model.written_vars)
+    of_step = sum(shape.size * shape.dtype.itemsize * count for shape, count in read.items())
+    of_states = sum(leaf.nbytes for leaf in model.written)
     return parts * of_states + math.ceil(steps / parts) * of_step
-
-
-def _size_of(shape: jax.ShapeDtypeStruct) -> int:
-    return int(shape.size * shape.dtype.itemsize)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
