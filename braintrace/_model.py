@@ -127,8 +127,7 @@ def find_states(
         All States of the model, and States outside it that a step uses.
     """
     states = {**outside, **inside}
-    advice = "the model has other States than when it was compiled; call `compile_graph` again"
-    with in_words(lambda: advice):
+    with in_words(lambda: "the model has other States than compiled; call `compile_graph` again"):
         return {leaf.path: states[leaf.path] for leaf in graph.traced.leaves}
 
 

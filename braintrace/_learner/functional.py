@@ -113,26 +113,24 @@ class Places(dict[int, tuple[str, Path]]):
         super().__init__()
         self.states: dict[tuple[str, Path], brainstate.State] = {}
         optimizer, of_model = learner.held_optimizer, learner.states_of_model
-        others = [
+        named = [
+            *of_model.items(),
             (("brainstate", "random"), brainstate.random.DEFAULT),
             *learner.compiled.outside.items(),
             *(pair for name, holder in own.items() for pair in _states_in(name, holder)),
             (("braintrace", "skipped_updates"), optimizer.skipped),
         ]
-        for path, state in (*of_model.items(), *others):
-            self._add(_field(state, of_model.get(path) is state), path, state)
+        for path, state in named:
+            place = _field(state, of_model.get(path) is state), path
+            # A State that has several paths is at its first place.
+            if self.states.setdefault(self.setdefault(id(state), place), state) is not state:
+                raise OptionError(
+                    f"'{path_name(path)}' is the name of another State: choose another name for "
+                    f"`{path[0]}` in `learner.functional`."
+                )
         if _brainstate.peek(optimizer.transformed) is not None:
-            self._add("optimizer", (), optimizer.transformed)
-
-    def _add(self, field: str, path: Path, state: brainstate.State) -> None:
-        if id(state) in self:
-            return
-        if (field, path) in self.states:
-            raise OptionError(
-                f"'{path_name(path)}' is the name of another State: choose another name for "
-                f"`{path[0]}` in `learner.functional`."
-            )
-        self[id(state)], self.states[field, path] = (field, path), state
+            self[id(optimizer.transformed)] = place = ("optimizer", ())
+            self.states[place] = optimizer.transformed
 
     def state(self, traces: Traces, rule: str) -> LearnerState:
         """Return the current values of the States, with given traces."""
@@ -158,7 +156,7 @@ class Places(dict[int, tuple[str, Path]]):
         """Return a state with new values of some States; ``None``: they stay."""
         fields: dict[str, Any] = {field: dict(getattr(state, field)) for field in BY_PATH}
         for each, value in zip(states, values, strict=True):
-            if id(each) in self and value is not None:
+            if value is not None:
                 field, path = self[id(each)]
                 arrays = jax.tree.map(_without_key, value)
                 fields |= {field: {**fields[field], path: arrays} if path else arrays}
