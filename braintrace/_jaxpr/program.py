@@ -177,16 +177,16 @@ class Program:
     @functools.cached_property
     def _moving(self) -> Mapping[Var, Sequence[Var]]:
         """The variables that a gradient of each result passes to."""
-        return {var: [*_moving_operands(e)] for e in self.equations for var in e.outvars}
+        each = ((e.outvars, e.invars if _has_derivative(e) else ()) for e in self.equations)
+        return {v: [*filter(carries_derivative, read)] for results, read in each for v in results}
 
     @functools.cached_property
     def _moved(self) -> Mapping[Var, Sequence[Var]]:
         """The results that a gradient of each variable passes from."""
         moved: dict[Var, list[Var]] = {}
-        for equation in self.equations:
-            results = [*filter(carries_derivative, equation.outvars)]
-            for var in _moving_operands(equation):
-                moved.setdefault(var, []).extend(results)
+        for result in filter(carries_derivative, self._moving):
+            for var in self._moving[result]:
+                moved.setdefault(var, []).append(result)
         return moved
 
     def ancestors(self, targets: Iterable[Atom], ends: Container[Var] = ()) -> set[Var]:
@@ -253,10 +253,6 @@ CONSTANT = frozenset({"stop_gradient"})
 
 def _has_derivative(equation: Equation) -> bool:
     return equation.primitive.name not in CONSTANT
-
-
-def _moving_operands(equation: Equation) -> Iterable[Var]:
-    return filter(carries_derivative, equation.invars) if _has_derivative(equation) else ()
 
 
 def program_of(jaxpr: AnyJaxpr) -> Program:
