@@ -14,9 +14,11 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from .._checks import path_name
@@ -30,10 +32,9 @@ from .._jax import (
     Var,
     bind,
     equations_inside,
-    is_tracer,
+    is_var,
     scan_counts,
     source_line,
-    strongly_typed,
     sub_jaxprs,
     trace_to_jaxpr,
 )
@@ -52,52 +53,42 @@ from .._jaxpr.program import (
 )
 from .hidden_groups import written
 
+RuleOf: TypeAlias = Callable[[Equation], Rule | None]
 
-def rewritten(traced: TracedModel, unroll_limit: int, shows_tangents: bool) -> TracedModel:
+
+LONGEST_UNROLLED = 32
+"""Most steps of a loop that is unrolled: the program grows with each of them."""
+
+
+def rewritten(traced: TracedModel, is_elementwise: bool) -> TracedModel:
     """Return a step in the form that the analyses read, for all samples.
 
     Parameters
     ----------
     traced
-        The step; it has no calls.
-    unroll_limit
-        Longest scan that is unrolled.
-    shows_tangents
-        Whether custom derivatives that couple elements become programs. Rules that follow the
-        whole state need no elements, and compile the shorter program.
+        The step.
+    is_elementwise
+        Whether custom derivatives and loops that couple elements become programs. Rules that follow
+        the whole state need no elements, and compile the shorter program.
     """
-    step = functools.partial(_run_step, traced, _rewriting(unroll_limit, shows_tangents))
-    if traced.batch_size is None:
-        avals = [var.aval for var in traced.program.in_vars]
-        return with_program(traced, program_of(trace_to_jaxpr(step, avals)))
-    # Vmapping adds broadcasts.
-    mapped = inlined(_mapped(step, traced, traced.batch_size), spell_out_broadcasts)
-    return with_program(traced, program_of(mapped))
+    rule_of = _rewriting(traced, is_elementwise)
+    every = ((i, rule_of(equation)) for i, equation in enumerate(traced.program.equations))
+    rules = {index: rule for index, rule in every if rule is not None}
+    if traced.batch_size is not None:
+        # Vmapping adds broadcasts.
+        mapped = inlined(_mapped(traced, traced.batch_size, rules), spell_out_broadcasts)
+        return with_program(traced, program_of(mapped))
+    return with_program(traced, by_rules(traced.program, rules)) if rules else traced
 
 
-def _run_step(traced: TracedModel, rule: Rule, *values: jax.Array) -> list[jax.Array]:
-    """Run a step with a rule; its new States have variables of their own."""
-    results = evaluate_inlined(traced.program.jaxpr, values, rule)
-    taken = {id(value) for value in values}
-    for place, leaf in enumerate(traced.written, len(traced.output_atoms)):
-        value = results[place] if leaf.kind == "random" else strongly_typed(results[place])
-        # A hidden state that equals an input, a constant or another state is copied: with its own
-        # variable, changes to one do not affect the other.
-        is_state = leaf.kind in ("hidden", "other")
-        if is_state and (id(value) in taken or not is_tracer(value)):
-            value = jnp.copy(value)
-        taken.add(id(value))
-        results[place] = value
-    return results
-
-
-def _mapped(
-    step: Callable[..., list[jax.Array]], traced: TracedModel, batch_size: int
-) -> ClosedJaxpr:
+def _mapped(traced: TracedModel, batch_size: int, rules: Rules) -> ClosedJaxpr:
     """Trace a step that is vmapped over the batch; every sample has its own random key."""
     count = len(traced.argument_vars)
     is_key = [False] * count + [leaf.kind == "random" for leaf in traced.leaves]
     axes = [0] * count + [0 if _has_samples(leaf) else None for leaf in traced.leaves]
+
+    def step(*values: jax.Array) -> list[ArrayLike]:
+        return evaluate_all(traced.program.jaxpr, values, rules)
 
     def mapped(*values: jax.Array) -> list[jax.Array]:
         inputs = (
@@ -132,26 +123,37 @@ def _has_samples(leaf: StateLeaf) -> bool:
     return leaf.per_sample or leaf.kind == "random"
 
 
-def _rewriting(unroll_limit: int, shows_tangents: bool) -> Rule:
-    """Return the rule that rewrites equations."""
+def _rewriting(traced: TracedModel, is_elementwise: bool) -> RuleOf:
+    """Return a function that returns the rule for an equation; ``None``: it stays as it is."""
+    paths = on_gradient_paths(traced, "hidden", "other") if is_elementwise else set()
+    off_paths = traced.program.producer.keys() - paths
 
     def rewrite(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
-        name = equation.primitive.name
-        if name == "custom_jvp_call" and shows_tangents and not _is_elementwise(equation):
-            program = trace_to_jaxpr(_with_tangents(equation), [a.aval for a in equation.invars])
-            return evaluate_inlined(program, operands, spell_out_broadcasts)
-        if name not in ("cond", "scan", "while") or not holds_marked(equation):
-            return spell_out_broadcasts(equation, operands)
-        if name == "cond":
-            return selected(equation, operands, rewrite)
-        if name == "scan" and equation.params["length"] <= unroll_limit:
-            return unrolled(equation, operands, rewrite)
-        raise CompilationError(f"{_why_refused(equation, unroll_limit)} [{source_line(equation)}]")
+        rule = rule_of(equation)
+        return None if rule is None else rule(equation, operands)
 
-    return rewrite
+    def rule_of(equation: Equation) -> Rule | None:
+        name, is_apart = equation.primitive.name, not _is_elementwise(equation)
+        if name == "custom_jvp_call" and is_elementwise and is_apart:
+            return _show_tangents
+        if name not in ("cond", "scan", "while"):
+            return spell_out_broadcasts if _broadcasts(equation) else None
+        is_short = name == "scan" and equation.params["length"] <= LONGEST_UNROLLED
+        if holds_marked(equation):
+            if name != "cond" and not is_short:
+                raise CompilationError(f"{_why_refused(equation)} [{source_line(equation)}]")
+            return functools.partial(selected if name == "cond" else unrolled, rule=rewrite)
+        # A walk truncates an operand of a loop as a whole. Of the steps of a loop, it truncates
+        # the coupling alone (of the compartments of a cable), and follows each unit to itself.
+        is_followed = is_elementwise and not off_paths.issuperset(equation.outvars)
+        if is_short and is_followed and (is_apart or _sweeps(equation)):
+            return functools.partial(unrolled, rule=spell_out_broadcasts)
+        return None
+
+    return rule_of
 
 
-def _why_refused(equation: Equation, unroll_limit: int) -> str:
+def _why_refused(equation: Equation) -> str:
     if equation.primitive.name == "while":
         return (
             "A `while` loop contains an ETP operation. The number of its steps is unknown, so no "
@@ -160,8 +162,8 @@ def _why_refused(equation: Equation, unroll_limit: int) -> str:
         )
     return (
         f"A loop of {equation.params['length']} steps inside `update` contains an ETP operation; "
-        f"loops are unrolled up to {unroll_limit} steps. Use a larger `unroll_limit`, or make the "
-        "inner steps steps of the model."
+        f"loops are unrolled up to {LONGEST_UNROLLED} steps. Make the inner steps steps of the "
+        "model, or split the loop into shorter ones."
     )
 
 
@@ -182,8 +184,8 @@ def _maps_elements(equation: Equation) -> bool:
     return has_sizes and equation.primitive.name in ELEMENTWISE | IN_ORDER | {"broadcast_in_dim"}
 
 
-def _with_tangents(call: Equation) -> Callable[..., list[jax.Array]]:
-    """Return a call with its own derivative as operations that have this derivative.
+def _show_tangents(call: Equation, operands: list[ArrayLike]) -> list[ArrayLike]:
+    """Run a call with its own derivative as operations that have this derivative.
 
     Analyses see no elements in a call whose body is not its derivative. The result has the value of
     the call, and the derivative of its tangents at changes that are zero.
@@ -202,43 +204,45 @@ def _with_tangents(call: Equation) -> Callable[..., list[jax.Array]]:
         triples = zip(call.outvars, values, tangents, strict=True)
         return [with_derivative_of(v, t) if carries_derivative(var) else v for var, v, t in triples]
 
-    return run
+    program = trace_to_jaxpr(run, [atom.aval for atom in call.invars])
+    return evaluate_inlined(program, operands, spell_out_broadcasts)
+
+
+def _broadcasts(equation: Equation) -> bool:
+    """Test whether an equation of elements broadcasts its operands; a literal may be a scalar."""
+    operands, shape = equation.invars, equation.outvars[0].aval.shape
+    if equation.primitive.name == "dot_general":  # without a sum, it is a product of elements
+        summed = equation.params["dimension_numbers"][0][0]
+        return all(operands[0].aval.shape[axis] == 1 for axis in summed)
+    is_one = equation.primitive.name in ELEMENTWISE and len(equation.outvars) == 1
+    return is_one and any(is_var(atom) and atom.aval.shape != shape for atom in operands)
 
 
 def spell_out_broadcasts(
     equation: Equation, operands: list[ArrayLike]
 ) -> Sequence[ArrayLike] | None:
     """Run an equation with explicit broadcasts; ``None`` to keep it as it is."""
+    if not _broadcasts(equation):
+        return None
     if equation.primitive.name == "dot_general":
         return _as_product(equation, operands)
-    if equation.primitive.name not in ELEMENTWISE or len(equation.outvars) != 1:
-        return None
-    shape = equation.outvars[0].aval.shape
-    if all(_fits(value, shape) for value in operands):
-        return None
-    full = [value if _fits(value, shape) else jnp.broadcast_to(value, shape) for value in operands]
+    shape, pairs = equation.outvars[0].aval.shape, zip(equation.invars, operands, strict=True)
+    full = [jnp.broadcast_to(v, shape) if is_var(atom) else v for atom, v in pairs]
     return bind(equation, full)
 
 
-def _as_product(equation: Equation, operands: list[ArrayLike]) -> list[jax.Array] | None:
-    """Run a ``dot_general`` as an elementwise product; ``None`` if it contains a sum."""
+def _as_product(equation: Equation, operands: list[ArrayLike]) -> list[jax.Array]:
+    """Run a ``dot_general`` without a sum as an elementwise product."""
     (*letters, result), out = letters_of(equation), equation.outvars[0].aval
     full = []
     for names, value in zip(letters, operands, strict=True):
-        summed = [axis for axis, a in enumerate(names) if a not in result]
-        if any(jnp.shape(value)[axis] != 1 for axis in summed):
-            return None
         kept = [names.index(a) for a in result if a in names]
+        summed = [axis for axis in range(len(names)) if axis not in kept]
         moved = jnp.transpose(value, [*kept, *summed])
         flat = jnp.reshape(moved, [jnp.shape(value)[axis] for axis in kept]).astype(out.dtype)
         places = [place for place, a in enumerate(result) if a in names]
         full.append(jax.lax.broadcast_in_dim(flat, out.shape, places))
     return [jax.lax.mul(*full)]
-
-
-def _fits(value: ArrayLike, shape: tuple[int, ...]) -> bool:
-    """Test whether an operand may stay: of the full shape, or a literal scalar."""
-    return jnp.shape(value) == shape or (jnp.shape(value) == () and not is_tracer(value))
 
 
 def selected(
@@ -248,7 +252,7 @@ def selected(
     index, *arguments = operands
     branches = equation.params["branches"]
     results = [evaluate_inlined(branch, arguments, rule) for branch in branches]
-    which = jnp.clip(jnp.asarray(index, jnp.int32), 0, len(branches) - 1)
+    which = jax.lax.clamp(np.int32(0), jnp.asarray(index, jnp.int32), np.int32(len(branches) - 1))
     return [
         jax.lax.select_n(jnp.broadcast_to(which, jnp.shape(cases[0])), *map(jnp.asarray, cases))
         for cases in zip(*results, strict=True)
@@ -304,28 +308,8 @@ def with_program(traced: TracedModel, new: Program) -> TracedModel:
     )
 
 
-def on_gradient_paths(traced: TracedModel) -> set[Var]:
-    """Return the variables between parameters or hidden states and new hidden states."""
-    program, hidden = traced.program, written(traced, "hidden")
-    behind = program.ancestors(leaf.out_var for leaf in hidden if leaf.out_var is not None)
-    return behind & program.descendants(s.in_var for s in (*hidden, *traced.parameters))
-
-
-def with_loops_unrolled(traced: TracedModel, unroll_limit: int) -> TracedModel:
-    """Unroll the loops that couple elements on the way to hidden states, or broadcast them.
-
-    A loop is a single equation, and a walk truncates an operand of it as a whole. After unrolling,
-    its steps are equations of the program (for example, small time steps of a cable with coupled
-    compartments). Only the coupling is then truncated, and the path of each unit to itself is kept.
-    """
-    program = traced.program
-    loops = [
-        index
-        for index in program.making(on_gradient_paths(traced))
-        if (equation := program.equations[index]).primitive.name == "scan"
-        and equation.params["length"] <= unroll_limit
-        and (_sweeps(equation) or not _is_elementwise(equation))
-    ]
-    unroll = functools.partial(unrolled, rule=spell_out_broadcasts)
-    rules = dict.fromkeys(loops, unroll)
-    return with_program(traced, by_rules(program, rules)) if rules else traced
+def on_gradient_paths(traced: TracedModel, *kinds: str) -> set[Var]:
+    """Return the variables between parameters or States of some kinds and new States of them."""
+    program, states = traced.program, [s for kind in kinds for s in written(traced, kind)]
+    behind = program.ancestors(s.out_var for s in states if s.out_var is not None)
+    return behind & program.descendants(s.in_var for s in (*states, *traced.parameters))

@@ -33,7 +33,7 @@ from .._graph.traced_model import TracedModel
 from .._jax import source_line
 from .._typing import Path
 from .analysis import Analysis
-from .canonicalize import on_gradient_paths, rewritten, with_loops_unrolled
+from .canonicalize import on_gradient_paths, rewritten
 from .diagnostics import diagnose, publish
 from .flat_state import about_layers, flattened_state, layers_of, structure_of
 from .hidden_groups import GroupedStep, grouped, with_memories
@@ -50,7 +50,7 @@ class CompilerOptions:
 
     Attributes
     ----------
-    strict, unroll_limit, mark
+    strict, mark
         See `compile_etrace_graph`.
     every_state
         Whether states that no later step reads elementwise have traces as well.
@@ -61,7 +61,6 @@ class CompilerOptions:
     """
 
     strict: bool = False
-    unroll_limit: int = 32
     mark: Any = None
     every_state: bool = False
     rule: str = "D_RTRL"
@@ -86,7 +85,7 @@ def compile_model(
     # `update` as a flat program, of one sample if the model is mapped.
     jacobian = method.jacobian
     is_elementwise = jacobian == "elementwise"
-    marking = marking_of(model, options.mark, options.unroll_limit)
+    marking = marking_of(model, options.mark)
     traced, outside = trace_model(model, arguments, batch_size)
 
     # Uses of parameters are marked, if `mark` asks for it or if no ETP operation of the model
@@ -94,15 +93,14 @@ def compile_model(
     if is_elementwise:
         traced = with_marks(traced, marking)
 
-    # For all samples, calls are inlined, branches and loops with ETP operations lowered.
-    traced = rewritten(traced, options.unroll_limit, shows_tangents=is_elementwise)
+    # For all samples, branches and loops with ETP operations are lowered.
+    traced = rewritten(traced, is_elementwise)
 
     # Any State that carries values of units to a later step is a hidden state.
     traced = with_memories(traced, jacobian in FOLLOWS_ALL)
     check_hidden_states(traced)
     check_loops(traced)
     if is_elementwise:
-        traced = with_loops_unrolled(traced, options.unroll_limit)
         traced = with_registers(traced) if traced.may_delay else traced
 
     # The batch axis of each state.
@@ -180,7 +178,7 @@ def check_hidden_states(traced: TracedModel) -> None:
 def check_loops(traced: TracedModel) -> None:
     """Refuse a ``while`` loop on a gradient path to a hidden state."""
     program = traced.program
-    for index in program.making(on_gradient_paths(traced)):
+    for index in program.making(on_gradient_paths(traced, "hidden")):
         equation = program.equations[index]
         if equation.primitive.name == "while":
             raise CompilationError(

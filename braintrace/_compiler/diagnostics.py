@@ -19,10 +19,17 @@ from .._graph.method import FOLLOWS_ALL, Jacobian
 from .._graph.report import ApproximationWarning, Diagnostic, DiagnosticKind, Level
 from .._graph.traced_model import FILTERS, StateLeaf
 from .._jax import Atom, Equation, Var, is_var, source_line
-from .._jaxpr.dataflow import BOTTOM
+from .._jaxpr.dataflow import BOTTOM, Flow, Labels, everything
 from .._jaxpr.primitives import PRODUCTS
 from .._jaxpr.program import Program, carries_derivative
-from .analysis import BindingTime, binding_times, labels_back, nonlinear_uses, times_of_inputs
+from .analysis import (
+    BindingTime,
+    alike,
+    binding_times,
+    labels_back,
+    nonlinear_uses,
+    times_of_inputs,
+)
 from .hidden_groups import GroupedStep, new_states, seen_by_losses
 from .walk import Walk
 
@@ -268,8 +275,12 @@ def _seen(step: GroupedStep, targets: Sequence[Atom], ends: frozenset[Var]) -> d
         return dict.fromkeys(step.analysis.program.ancestors(targets, ends), np.True_)
     # Of a State with slots, a loss may see some.
     starts = {atom: np.zeros(atom.aval.shape, np.int32) for atom in targets if is_var(atom)}
-    seen, _ = labels_back(step.analysis, starts, ends)
+    seen, _ = labels_back(step.analysis, starts, ends, _through_weights)
     return {var: f != BOTTOM for var, f in seen.items() if f is not None and np.any(f != BOTTOM)}
+
+
+def _through_weights(equation: Equation, results: Sequence[Flow]) -> list[Flow] | None:
+    return alike(equation, everything(Labels(), results)) if is_marked(equation) else None
 
 
 def _has_any(seen: Mapping[Var, Any], var: Var, layout: Ids | None) -> bool:

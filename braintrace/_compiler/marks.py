@@ -53,7 +53,14 @@ from .._jaxpr.program import (
 )
 from .._typing import Path
 from .analysis import BindingTime, binding_times, couples, times_of_inputs
-from .canonicalize import by_rules, selected, unrolled, with_program
+from .canonicalize import (
+    LONGEST_UNROLLED,
+    by_rules,
+    selected,
+    spell_out_broadcasts,
+    unrolled,
+    with_program,
+)
 
 Use: TypeAlias = tuple[int, tuple[int, ...]]
 """The index of an equation, and the indices of its parameter-derived operands."""
@@ -68,18 +75,15 @@ class Marking:
     wants
         Tells from the path of a parameter whether it is marked; ``None``: only in regions of
         `braintrace.mark`.
-    unroll_limit
-        Longest scan that is unrolled.
     is_default
         Whether a model with its own marks on the way to a hidden state gets no other marks.
     """
 
     wants: Callable[[Path], bool] | None
-    unroll_limit: int
     is_default: bool = False
 
 
-def marking_of(model: brainstate.nn.Module, mark: Any, unroll_limit: int) -> Marking:
+def marking_of(model: brainstate.nn.Module, mark: Any) -> Marking:
     """Return the parameters to mark, by the option ``mark``.
 
     Raises
@@ -88,9 +92,9 @@ def marking_of(model: brainstate.nn.Module, mark: Any, unroll_limit: int) -> Mar
         If ``mark`` fits no parameter of the model.
     """
     if mark == "explicit":
-        return Marking(None, unroll_limit)
+        return Marking(None)
     if mark is None or mark == "auto":
-        return Marking(lambda path: True, unroll_limit, is_default=mark is None)
+        return Marking(lambda path: True, is_default=mark is None)
     wants = path_filter(mark)
     paths = [tuple(path) for path in model.states(brainstate.ParamState)]
     if not any(map(wants, paths)):
@@ -98,16 +102,16 @@ def marking_of(model: brainstate.nn.Module, mark: Any, unroll_limit: int) -> Mar
             f"`mark` is {shown(mark)}, which matches no parameter of `{type(model).__name__}`; "
             f"its parameters are {quoted(list(map(path_name, paths)))}."
         )
-    return Marking(wants, unroll_limit)
+    return Marking(wants)
 
 
 def with_marks(traced: TracedModel, marking: Marking) -> TracedModel:
     """Mark the regions of `braintrace.mark` in a step, and then the parameters of an option."""
     if any(map(reaches_region, traced.program.equations)):
-        traced = _marked(traced, lambda path: True, marking.unroll_limit, in_region=True)
+        traced = _marked(traced, lambda path: True, in_region=True)
     if marking.wants is None or (marking.is_default and _has_own_marks(traced)):
         return traced
-    traced = _marked(traced, marking.wants, marking.unroll_limit, in_region=False)
+    traced = _marked(traced, marking.wants, in_region=False)
     return dataclasses.replace(traced, is_marked_automatically=True)
 
 
@@ -132,9 +136,7 @@ def _has_own_marks(traced: TracedModel) -> bool:
     )
 
 
-def _marked(
-    traced: TracedModel, wants: Callable[[Path], bool], unroll_limit: int, in_region: bool
-) -> TracedModel:
+def _marked(traced: TracedModel, wants: Callable[[Path], bool], in_region: bool) -> TracedModel:
     """Return a step with the marks of some parameters."""
     inputs = times_of_inputs(traced)
     for place, leaf in enumerate(traced.leaves, len(traced.argument_vars)):
@@ -145,28 +147,29 @@ def _marked(
     program = traced.program
     while True:
         uses = ParametricUses(program, inputs, wanted, in_region)
-        each = ((index, _expansion(program.equations[index], unroll_limit)) for index, _ in uses)
+        each = ((index, _expansion(program.equations[index])) for index, _ in uses)
         expansions = {index: rule for index, rule in each if rule is not None}
         if not expansions:
             break
-        program = program_of(inlined(by_rules(program, expansions).jaxpr))
+        program = program_of(inlined(by_rules(program, expansions).jaxpr, spell_out_broadcasts))
 
     rules: dict[int, Rule] = {}
     unmarked = []
     for use in uses:
-        rule, reasons = _rule_for(uses, use, unroll_limit)
+        rule, reasons = _rule_for(uses, use)
         rules.update({use[0]: rule} if rule is not None else {})
         unmarked += [_diagnostic(traced, uses, use[0], *reason) for reason in reasons]
-    marked = with_program(traced, program_of(uses.run(rules, wanted)))
+    program = program_of(inlined(uses.run(rules, wanted), spell_out_broadcasts))
+    marked = with_program(traced, program)
     return dataclasses.replace(marked, unmarked=(*traced.unmarked, *unmarked))
 
 
-def _expansion(equation: Equation, unroll_limit: int) -> Rule | None:
+def _expansion(equation: Equation) -> Rule | None:
     """Return the rule that expands a loop or branch; ``None``: it stays as it is."""
     if equation.primitive.name == "cond":
         return selected
     is_scan = equation.primitive.name == "scan"
-    return unrolled if is_scan and equation.params["length"] <= unroll_limit else None
+    return unrolled if is_scan and equation.params["length"] <= LONGEST_UNROLLED else None
 
 
 # --- uses of parameters
@@ -273,7 +276,7 @@ class ParametricUses:
 
 
 def _rule_for(
-    uses: ParametricUses, use: Use, unroll_limit: int
+    uses: ParametricUses, use: Use
 ) -> tuple[Rule | None, list[tuple[tuple[int, ...], str]]]:
     """Return the rule that marks a use, and the operands without a mark, with the reason."""
     (index, operands), constants = use, uses.constants
@@ -291,16 +294,16 @@ def _rule_for(
         atoms = enumerate(zip(equation.invars, values, strict=True))
         return bind(equation, [uses.marked(a) if i in passing else v for i, (a, v) in atoms])
 
-    return rule, [(others, _why_unmarked(equation, unroll_limit))] if others else []
+    return rule, [(others, _why_unmarked(equation))] if others else []
 
 
-def _why_unmarked(equation: Equation, unroll_limit: int) -> str:
+def _why_unmarked(equation: Equation) -> str:
     name = equation.primitive.name
     if name == "scan":
         return (
             f"the loop of {equation.params['length']} steps, each of which couples elements, is "
-            f"longer than `unroll_limit` ({unroll_limit}); use a larger one, or make the inner "
-            "steps steps of the model"
+            f"longer than {LONGEST_UNROLLED}, so it is not unrolled; make the inner steps steps "
+            "of the model, or split the loop"
         )
     if name == "while":
         return "it is the weight of a product in a loop with an unknown number of steps"

@@ -40,18 +40,17 @@ class _Found(NamedTuple):
 
     Attributes
     ----------
-    ring, old, counter
-        The ring buffer, and the variables with its value and its counter before a step.
-    write
-        The equation that writes a slot.
+    ring, write
+        The ring buffer, and the equation that writes a slot.
+    times
+        The variable of the counter at the time of each of its values, before and after a step.
     reads
         For some equations, by index, the elements of the register that their results always are.
     """
 
     ring: Ring
-    old: Var
-    counter: Var
     write: Equation
+    times: Mapping[Atom, Var]
     reads: Mapping[int, np.ndarray]
 
 
@@ -59,20 +58,36 @@ def with_registers(traced: TracedModel) -> TracedModel:
     """Return a step whose hidden ring buffers have their slots in the order of age."""
     program = traced.program
     hidden = (place for place, leaf in enumerate(traced.leaves) if leaf.kind == "hidden")
-    found = [own for place in hidden if (own := _find_ring(traced, place)) is not None]
-    if not found:
+    every = [found for place in hidden if (found := _find_ring(traced, place)) is not None]
+    if not every:
         return traced
+    owners = {var: found for found in every for var in found.times}
 
     def run(*values: jax.Array) -> list[Any]:
         inputs = dict(zip(program.in_vars, values, strict=True))
-        rules, in_slots = dict[int, Rule](), dict[Var, Convert]()
-        for own in found:
-            rules = _rules_of(program, own, inputs[own.counter], in_slots) | rules
-            rules[program.producer[own.write.outvars[0]]] = _push(own.ring, in_slots)
+
+        def in_slots(atom: Atom, value: Any) -> Any:
+            found = owners.get(atom) if is_var(atom) else None
+            if found is None:
+                return value
+            (now,) = evaluate(program, [found.times[atom]], inputs)
+            return mirrored(value, found.ring.start(now), axis=found.ring.axis)
+
+        def run_in_slots(equation: Equation, operands: list[Any]) -> list[Any]:
+            return bind(equation, [*map(in_slots, equation.invars, operands)])
+
+        rules = dict[int, Rule]()
+        for found in every:
+            uses = (use for var in found.times for use in program.readers.get(var, ()))
+            rules |= {index: run_in_slots for index, _ in uses}
+        for found in every:
+            rules |= {i: functools.partial(_take, places) for i, places in found.reads.items()}
+            push = functools.partial(_push, found.ring, in_slots)
+            rules[program.producer[found.write.outvars[0]]] = push
         return evaluate(program, program.out_atoms, inputs, rules=rules, effects=True)
 
     new = program_of(trace_to_jaxpr(run, [var.aval for var in program.in_vars]))
-    rings = tuple(own.ring for own in found)
+    rings = tuple(found.ring for found in every)
     return dataclasses.replace(with_program(traced, new), rings=rings)
 
 
@@ -100,7 +115,8 @@ def _find_ring(traced: TracedModel, place: int) -> _Found | None:
         if is_regular and np.array_equal(every[: 2 * slots], written):
             ring = Ring(place, counters[0], axis, turn == 1, int(written[0]) - (turn == 1))
             reads = _constant_reads(program, ring, write, counter.in_var, counts)
-            return _Found(ring, old, counter.in_var, write, reads)
+            times = {old: counter.in_var, leaf.out_var: counter.out_var}
+            return _Found(ring, write, times, reads)
     return None
 
 
@@ -180,57 +196,27 @@ def _constant_reads(
     return found
 
 
-def _rules_of(
-    program: Program, own: _Found, counter: Any, in_slots: dict[Var, Convert]
-) -> dict[int, Rule]:
-    """Return rules for the equations that read a ring buffer.
-
-    ``in_slots`` returns the ring buffer for a register, by the variables of all ring buffers.
-    """
-    old, (new,) = own.old, own.write.outvars
-    in_slots[old] = functools.partial(mirrored, start=own.ring.start(counter), axis=own.ring.axis)
-
-    def read(equation: Equation, operands: list[Any]) -> list[Any]:
-        return [_take(operands[0], own.reads[program.producer[equation.outvars[0]]])]
-
-    def run(equation: Equation, operands: list[Any]) -> list[Any]:
-        return bind(equation, _in_slots(in_slots, equation.invars, operands))
-
-    uses = (*program.readers.get(old, ()), *program.readers.get(new, ()))
-    return {index: read if index in own.reads else run for index, _ in uses}
-
-
-def _in_slots(
-    in_slots: dict[Var, Convert], atoms: Sequence[Atom], values: Sequence[Any]
+def _push(
+    ring: Ring, in_slots: Callable[[Atom, Any], Any], write: Equation, operands: list[Any]
 ) -> list[Any]:
-    pairs = zip(atoms, values, strict=True)
-    return [in_slots[a](v) if is_var(a) and a in in_slots else v for a, v in pairs]
+    """Move a register on."""
+    line, place = operands[0], moved_operands(write)[1]
+    value = in_slots(write.invars[place], operands[place])
+    value = value.reshape(*line.shape[: ring.axis], 1, *line.shape[ring.axis + 1 :])
+    last = line.shape[ring.axis] - 1
+    if ring.newest_first:
+        parts = [value, jax.lax.slice_in_dim(line, 0, last, axis=ring.axis)]
+    else:
+        parts = [jax.lax.slice_in_dim(line, 1, last + 1, axis=ring.axis), value]
+    return [jnp.concatenate(parts, ring.axis)]
 
 
-def _push(ring: Ring, in_slots: dict[Var, Convert]) -> Rule:
-    """Return a rule that moves a register on."""
-
-    def run(equation: Equation, operands: list[Any]) -> list[Any]:
-        old, line = in_slots[equation.invars[0]], operands[0]
-        rest = _in_slots(in_slots, equation.invars[1:], operands[1:])
-        in_slots[equation.outvars[0]] = lambda _: bind(equation, [old(line), *rest])[0]
-        value = rest[moved_operands(equation)[1] - 1]
-        value = value.reshape(*line.shape[: ring.axis], 1, *line.shape[ring.axis + 1 :])
-        last = line.shape[ring.axis] - 1
-        if ring.newest_first:
-            parts = [value, jax.lax.slice_in_dim(line, 0, last, axis=ring.axis)]
-        else:
-            parts = [jax.lax.slice_in_dim(line, 1, last + 1, axis=ring.axis), value]
-        return [jnp.concatenate(parts, ring.axis)]
-
-    return run
-
-
-def _take(value: jax.Array, places: np.ndarray) -> jax.Array:
-    """Return some elements of an array, as a slice where they are one."""
+def _take(places: np.ndarray, read: Equation, operands: list[Any]) -> list[Any]:
+    """Return some elements of a register, as a slice where they are one."""
+    value = operands[0]
     numbers = np.arange(value.size).reshape(value.shape)
     for axis, place in enumerate(np.unravel_index(places.flat[0], value.shape)):
         if np.array_equal(numbers.take(place, axis).ravel(), places.ravel()):
             taken = jax.lax.index_in_dim(value, int(place), axis, keepdims=False)
-            return taken.reshape(places.shape)
-    return jnp.take(value.ravel(), places, mode="clip")
+            return [taken.reshape(places.shape)]
+    return [jnp.take(value.ravel(), places, mode="clip")]

@@ -8,6 +8,7 @@ leaves of every State that it writes.
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import brainstate
 import jax
@@ -20,10 +21,19 @@ from .._brainstate import StatefulTrace, initialise, trace_stateful, unnoticed_s
 from .._checks import in_words, is_quantity, leaf_names, named, parameter_names, path_name, shown
 from .._errors import CompilationError, ShapeError
 from .._graph.traced_model import Axes, Batch, StateKind, StateLeaf, TracedModel
-from .._jax import ClosedJaxpr, every_equation, is_tracer, open_jaxpr, source_line, trace_to_jaxpr
+from .._jax import (
+    ClosedJaxpr,
+    every_equation,
+    is_tracer,
+    open_jaxpr,
+    source_line,
+    strongly_typed,
+    trace_to_jaxpr,
+)
 from .._jaxpr.dataflow import BOTTOM, Flow
 from .._jaxpr.program import Program, evaluate_inlined, program_of
 from .._typing import Path, PyTree
+from .canonicalize import spell_out_broadcasts
 
 NO_CLOCK = (
     "braintrace: a step is traced once, and `brainstate.environ.set(t=...)` would stop the clock. "
@@ -131,7 +141,7 @@ def _traced_update(
 
 
 def _flattened(step: StatefulTrace, outputs: int) -> tuple[Program, list[bool]]:
-    """Return a step without calls, and whether it writes each leaf of its States.
+    """Return a step without calls and implicit broadcasts, and whether it writes each State's leaf.
 
     A State that the step returns as it was is a constant of the step: no gradient passes through it
     from step to step. Batch-norm statistics in evaluation mode are an example, in a pure function
@@ -140,14 +150,25 @@ def _flattened(step: StatefulTrace, outputs: int) -> tuple[Program, list[bool]]:
     is_written: list[bool] = []
     counts = [len(jax.tree.leaves(state.value)) for state in step.states]
     may_write = np.repeat(step.is_written, counts)
+    kinds = np.repeat([*map(kind_of, step.states)], counts)
 
     def run(*values: jax.Array) -> list[ArrayLike]:
-        results = evaluate_inlined(step.jaxpr, values)
+        results = evaluate_inlined(step.jaxpr, values, spell_out_broadcasts)
         new, kept = iter(results[outputs:]), results[:outputs]
-        for old, is_new in zip(values[len(values) - len(may_write) :], may_write, strict=True):
-            value = next(new) if is_new else old
+        taken = {id(value) for value in values}
+        states = zip(values[len(values) - len(may_write) :], may_write, kinds, strict=True)
+        for old, is_new, kind in states:
+            value: Any = next(new) if is_new else old
             is_written.append(value is not old)
-            kept += [value] if value is not old else []
+            if value is old:
+                continue
+            value = value if kind == "random" else strongly_typed(value)
+            # A hidden state that equals an input, a constant or another state is copied: with its
+            # own variable, changes to one do not affect the other.
+            if kind in ("hidden", "other") and (id(value) in taken or not is_tracer(value)):
+                value = jnp.copy(value)
+            taken.add(id(value))
+            kept.append(value)
         return kept
 
     avals = [var.aval for var in open_jaxpr(step.jaxpr)[0].invars]

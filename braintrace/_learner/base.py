@@ -91,7 +91,6 @@ class BaseLearner(brainstate.nn.Module):
         *,
         window: int | None = None,
         strict: bool = False,
-        unroll_limit: int = 32,
         mark: Any = None,
         trace_dtype: Any = None,
     ) -> None:
@@ -99,9 +98,7 @@ class BaseLearner(brainstate.nn.Module):
         check_model(model)
         self.rule = self.rule or type(self).__name__
         self.module, self.trace_dtype, self.window = model, trace_dtype, window
-        self.compiler_options = CompilerOptions(
-            strict=strict, unroll_limit=unroll_limit, mark=mark, rule=type(self).__name__
-        )
+        self.compiler_options = CompilerOptions(strict=strict, mark=mark, rule=type(self).__name__)
         self.filters: dict[Path, brainstate.ShortTermState] = {}
         self.found_states = _model.FoundStates()
         self.held_optimizer = LearnerOptimizer()

@@ -69,7 +69,7 @@ def compile(
         Seed of ``brainstate.random`` before the states are initialised, and of an algorithm that
         draws numbers (`UORO`, `KF_RTRL`); ``None``: the keys of ``brainstate.random`` continue.
     **algorithm_options
-        Options of the algorithm; ``window``, ``strict``, ``unroll_limit``, ``mark`` and
+        Options of the algorithm; ``window``, ``strict``, ``mark`` and
         ``trace_dtype`` apply to all algorithms. With a ``window``, gradients are backpropagation
         through time in windows of that many steps, plus the traces before them; see
         `Learner.etrace_grad`. If no ETP operation reaches a hidden state, the compiler marks the
@@ -140,7 +140,6 @@ def compile_etrace_graph(
     *arguments: Any,
     batch_size: int | None = None,
     strict: bool = False,
-    unroll_limit: int = 32,
     mark: Any = None,
 ) -> ETraceGraph:
     """Analyse one step of a model.
@@ -156,10 +155,6 @@ def compile_etrace_graph(
         and is analysed mapped over a leading batch axis of that size.
     strict
         Raise instead of warning if a part of the gradient is truncated.
-    unroll_limit
-        Maximum length of a loop inside ``update`` that is unrolled. A loop is unrolled if it
-        contains an ETP operation, or if it couples elements of a hidden state in addition to its
-        elementwise operations.
     mark
         The parameters that learn online. ``None``: the parameters that the model marks; if no ETP
         operation with a parameter reaches a hidden state, the same as ``'auto'``. ``'explicit'``:
@@ -202,7 +197,7 @@ def compile_etrace_graph(
     >>> [relation.printed_paths for relation in graph.hidden_param_op_relations]
     [('u',), ('W/weight',)]
     """
-    options = CompilerOptions(strict=strict, unroll_limit=unroll_limit, mark=mark)
+    options = CompilerOptions(strict=strict, mark=mark)
     return compile_model(model, arguments, batch_size, options, ParameterTraces(late_traces))[0]
 
 

@@ -31,7 +31,7 @@ class RTRL(Learner):
 
     Parameters
     ----------
-    model, window, strict, unroll_limit, mark, trace_dtype
+    model, window, strict, mark, trace_dtype
         See `Learner`. A ``window`` has no effect: the gradient is exact without it.
 
     Raises
@@ -153,7 +153,7 @@ class SnAp(Learner):
     n
         Number of steps.
     **options
-        ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        ``window``, ``strict``, ``mark`` and ``trace_dtype``; see
         `Learner`.
 
     Raises
@@ -217,7 +217,7 @@ class KF_RTRL(Learner):
         Seed of the random signs. A reset does not restart the random stream, so sequences have
         independent noise.
     **options
-        ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        ``window``, ``strict``, ``mark`` and ``trace_dtype``; see
         `Learner`. Gradients are exact within a ``window``, and estimated for the time
         before it: longer windows have less noise.
 
@@ -287,7 +287,7 @@ class UORO(Learner):
         Seed of the random signs, drawn for each sample and step. A reset does not restart the
         random stream, so sequences have independent noise.
     **options
-        ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        ``window``, ``strict``, ``mark`` and ``trace_dtype``; see
         `Learner`. Gradients are exact within a ``window``, and estimated for the time
         before it: longer windows have less noise.
 
@@ -338,7 +338,7 @@ class Immediate(Learner):
 
     Parameters
     ----------
-    model, window, strict, unroll_limit, mark, trace_dtype
+    model, window, strict, mark, trace_dtype
         See `Learner`. ``trace_dtype`` and ``strict`` have no effect: the rule has no traces
         and no truncated paths to report.
 

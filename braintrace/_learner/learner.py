@@ -54,10 +54,6 @@ class Learner(BaseLearner):
         then follow every hidden state. ``None``: the rule itself.
     strict
         Raise a `CompilationError` if a part of the gradient is truncated, instead of warning.
-    unroll_limit
-        Maximum length of a loop inside ``update`` that is unrolled. A loop is unrolled if it
-        contains an ETP operation, or if it couples elements of a hidden state in addition to its
-        elementwise operations.
     mark
         ``None``, ``'explicit'``, ``'auto'`` or a filter of parameters; see `compile_etrace_graph`.
     trace_dtype

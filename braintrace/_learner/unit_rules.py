@@ -35,7 +35,7 @@ class D_RTRL(Learner):
 
     Parameters
     ----------
-    model, window, strict, unroll_limit, mark, trace_dtype
+    model, window, strict, mark, trace_dtype
         See `Learner`.
 
     Notes
@@ -284,7 +284,7 @@ class ES_D_RTRL(Learner):
         A float in ``[0, 1)`` is the decay ``α`` of both filters; an integer ``r ≥ 1`` means ``α =
         (r - 1) / (r + 1)``.
     **options
-        ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        ``window``, ``strict``, ``mark`` and ``trace_dtype``; see
         `Learner`.
 
     Raises
@@ -342,7 +342,7 @@ class OTTT(Learner):
         ``λ`` of the filters, a float in ``[0, 1)``: usually the leak of the membranes. With zero,
         the gradient is the gradient of the single steps, as with `Immediate`.
     **options
-        ``window``, ``strict``, ``unroll_limit``, ``mark`` and ``trace_dtype``; see
+        ``window``, ``strict``, ``mark`` and ``trace_dtype``; see
         `Learner`.
 
     Raises

@@ -324,7 +324,7 @@ PARTS = [*parts()]
 def test_an_operation_is_exact_or_reported(number):
     rows = PARTS[number]
     toy = toy_of(rows)
-    learner = compiled(toy, xs=XS, unroll_limit=8)
+    learner = compiled(toy, xs=XS)
     reported = {path for d in warned(learner) for path in d.paths}
     silent = []
     for i, row in enumerate(rows):

@@ -110,7 +110,7 @@ def nonlinear_readout(ops, p, h, x):
     return {"h": lower, "o": upper}, upper
 
 
-@report("truncated", "warning", "h", "h", line="roll", unroll_limit=3)
+@report("truncated", "warning", "h", "h", line="roll")
 def coupling_in_small_steps(ops, p, h, x):
     drive = jnp.tanh(ops.matmul(x, p["w"]))
 
@@ -388,15 +388,10 @@ def long_loop_with_a_weight(cell, x):
         (write_in_a_branch_of_jax, "brainstate"),
         (loop_of_unknown_length, "while"),
         (answer_of_a_callback, "io_callback"),
-        (long_loop_with_a_weight, "unroll_limit"),
+        (long_loop_with_a_weight, "inner steps"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_step_that_cannot_be_followed_is_refused(step, word):
     with pytest.raises(braintrace.CompilationError, match=word):
         compile_module(Filled(step), mark="explicit")
-
-
-def test_a_longer_loop_is_unrolled_on_request():
-    learner = compile_module(Filled(long_loop_with_a_weight), unroll_limit=40)
-    assert len(learner.graph.hidden_param_op_relations) == 40

@@ -370,7 +370,7 @@ UNMARKED = {
     "a sparse matrix": (listed, "sparse_matmul", (int(MASK.sum()),)),
     "a derivative of its own": (softened, "rule", (INPUTS, UNITS)),
     "a backward rule of its own": (clipped_product, "rule", (INPUTS, UNITS)),
-    "a long loop": (long_loop, "unroll_limit", (INPUTS, UNITS)),
+    "a long loop": (long_loop, "inner steps", (INPUTS, UNITS)),
     "a precision": (lambda x, w: jnp.dot(x, w, precision="highest"), "precision", (INPUTS, UNITS)),
 }
 
