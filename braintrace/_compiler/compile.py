@@ -38,7 +38,7 @@ from .diagnostics import diagnose, publish
 from .flat_state import about_layers, flattened_state, layers_of, structure_of
 from .hidden_groups import GroupedStep, grouped, with_memories
 from .leaky_readouts import with_filters
-from .marks import marking_of, with_marks
+from .marks import wanted_marks, with_marks
 from .relations import find_relations, marked_operations
 from .rings import with_registers
 from .trace import batch_of, trace_model
@@ -85,13 +85,13 @@ def compile_model(
     # `update` as a flat program, of one sample if the model is mapped.
     jacobian = method.jacobian
     is_elementwise = jacobian == "elementwise"
-    marking = marking_of(model, options.mark)
+    wants = wanted_marks(model, options.mark)
     traced, outside = trace_model(model, arguments, batch_size)
 
     # Uses of parameters are marked, if `mark` asks for it or if no ETP operation of the model
     # reaches a hidden state. Only rules with elementwise traces need marks.
     if is_elementwise:
-        traced = with_marks(traced, marking)
+        traced = with_marks(traced, wants, is_default=options.mark is None)
 
     # For all samples, branches and loops with ETP operations are lowered.
     traced = rewritten(traced, is_elementwise)

@@ -66,25 +66,12 @@ Use: TypeAlias = tuple[int, tuple[int, ...]]
 """The index of an equation, and the indices of its parameter-derived operands."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Marking:
-    """The parameters to mark.
-
-    Attributes
-    ----------
-    wants
-        Tells from the path of a parameter whether it is marked; ``None``: only in regions of
-        `braintrace.mark`.
-    is_default
-        Whether a model with its own marks on the way to a hidden state gets no other marks.
-    """
-
-    wants: Callable[[Path], bool] | None
-    is_default: bool = False
+Wants: TypeAlias = Callable[[Path], bool]
+"""Tells from the path of a parameter whether it is marked."""
 
 
-def marking_of(model: brainstate.nn.Module, mark: Any) -> Marking:
-    """Return the parameters to mark, by the option ``mark``.
+def wanted_marks(model: brainstate.nn.Module, mark: Any) -> Wants | None:
+    """Return the parameters to mark; ``None``: only those in regions of `braintrace.mark`.
 
     Raises
     ------
@@ -92,9 +79,9 @@ def marking_of(model: brainstate.nn.Module, mark: Any) -> Marking:
         If ``mark`` fits no parameter of the model.
     """
     if mark == "explicit":
-        return Marking(None)
+        return None
     if mark is None or mark == "auto":
-        return Marking(lambda path: True, is_default=mark is None)
+        return lambda path: True
     wants = path_filter(mark)
     paths = [tuple(path) for path in model.states(brainstate.ParamState)]
     if not any(map(wants, paths)):
@@ -102,17 +89,21 @@ def marking_of(model: brainstate.nn.Module, mark: Any) -> Marking:
             f"`mark` is {shown(mark)}, which matches no parameter of `{type(model).__name__}`; "
             f"its parameters are {quoted(list(map(path_name, paths)))}."
         )
-    return Marking(wants)
+    return wants
 
 
-def with_marks(traced: TracedModel, marking: Marking) -> TracedModel:
-    """Mark the regions of `braintrace.mark` in a step, and then the parameters of an option."""
+def with_marks(traced: TracedModel, wants: Wants | None, is_default: bool) -> TracedModel:
+    """Mark the regions of `braintrace.mark` in a step, and then some parameters.
+
+    By default, a model with its own marks on the way to a hidden state gets no other marks.
+    """
     if any(map(reaches_region, traced.program.equations)):
         traced = _marked(traced, lambda path: True, in_region=True)
-    if marking.wants is None or (marking.is_default and _has_own_marks(traced)):
+    if wants is None or (is_default and _has_own_marks(traced)):
         return traced
-    traced = _marked(traced, marking.wants, in_region=False)
-    return dataclasses.replace(traced, is_marked_automatically=True)
+    return dataclasses.replace(
+        _marked(traced, wants, in_region=False), is_marked_automatically=True
+    )
 
 
 def reaches_region(equation: Equation) -> bool:
@@ -136,7 +127,7 @@ def _has_own_marks(traced: TracedModel) -> bool:
     )
 
 
-def _marked(traced: TracedModel, wants: Callable[[Path], bool], in_region: bool) -> TracedModel:
+def _marked(traced: TracedModel, wants: Wants, in_region: bool) -> TracedModel:
     """Return a step with the marks of some parameters."""
     inputs = times_of_inputs(traced)
     for place, leaf in enumerate(traced.leaves, len(traced.argument_vars)):

@@ -79,12 +79,12 @@ class Units:
         operations = [program.equations[index] for index in program.making(analysis.operations)]
         self._outputs = {y: _orders_of(e) for e in operations for y in e.outvars}
         self.states = [*_elements(analysis, leaves)]
-        sizes = [state.numbers.size for state in self.states]
-        self.unit = np.arange(sum(sizes))
-        self._state = np.repeat(np.arange(len(sizes)), sizes)
-        self._place = self.unit - np.repeat(np.cumsum([0, *sizes])[:-1], sizes)
+        sizes = self._sizes = np.array([state.numbers.size for state in self.states], int)
+        self.unit = np.arange(sizes.sum())
+        self._state = np.repeat(np.arange(sizes.size), sizes)
+        self._place = self.unit - np.repeat(np.cumsum(sizes) - sizes, sizes)
         components = [np.zeros(0, int), *(state.component for state in self.states)]
-        self._kind = np.concatenate(components) * len(sizes) + self._state
+        self._kind = np.concatenate(components) * sizes.size + self._state
         self._joins: Literal["in order", "all", "none"] = "in order"
         self._source = np.full(self.unit.size, BOTTOM)
         self._alone = [*map(self._walk_alone, self.states)]
@@ -110,9 +110,9 @@ class Units:
 
     def in_order(self, labels: Ids) -> np.ndarray:
         """Test whether labels are where the first element of their unit is in its State."""
-        first, sizes = np.maximum(labels, 0), np.bincount(self._state)
+        first = np.maximum(labels, 0)
         place = np.arange(labels.size).reshape(labels.shape)
-        is_whole = sizes[self._state[first]] == labels.size
+        is_whole = self._sizes[self._state[first]] == labels.size
         return np.asarray((labels >= 0) & is_whole & (self._place[first] == place))
 
     def meet(self, first: Ids, second: Ids, most: int | None = None) -> tuple[Ids, Ids]:
