@@ -162,6 +162,11 @@ class Options(NamedTuple):
     has_aux: bool = False
     return_outputs: bool = True
 
+    @property
+    def updates(self) -> bool:
+        """Whether the parameters are updated after every block of steps."""
+        return (self.update_fn, self.optimizer) != (None, None)
+
 
 STATIC = slice(Options._fields.index("every"), None)
 """Options that a program depends on."""
@@ -237,26 +242,21 @@ def check_flags(name: str, value: Any, batch: Batch, steps: int | None = None) -
 BY_VALUE = (bool, int, float, complex, str, bytes, type(None))
 
 
-class FunctionKey(NamedTuple):
-    """The cache key of a function.
+CONTAINERS = (types.FunctionType, types.MethodType, functools.partial, tuple)
 
-    Attributes
-    ----------
-    parts
-        The key.
-    held
-        Objects whose `id` is in it: with a reference, it stays unique.
-    reads_tracers
-        Whether the function reads tracers, which nothing may keep.
-    """
+by_identity = object.__repr__.__get__
+"""Returns a bound method: it is equal for the same object only, and holds the object."""
+
+
+class FunctionKey(NamedTuple):
+    """The cache key of a function, and whether it reads tracers, which nothing may keep."""
 
     parts: tuple[Hashable, ...]
-    held: list[Any]
     reads_tracers: bool
 
 
 def key_of(*functions: Any) -> FunctionKey:
-    """Return the cache key of some functions; a key that is known may take the place of one.
+    """Return the cache key of some functions.
 
     A function is traced once, as by ``jax.jit``. A lambda that is written in a call is another
     object every time, with the same code: its key consists of its code, of the values that it holds
@@ -265,54 +265,40 @@ def key_of(*functions: Any) -> FunctionKey:
     compared by value, tracers of an enclosing transformation by shape and dtype, and all other
     objects by identity.
     """
-    key, held, seen = list[Hashable](), list[Any](), dict[int, int]()
-    stack: list[tuple[Any, bool]] = list(zip(functions, itertools.repeat(False)))
-    reads_tracers = False
+    key, stack, seen, reads_tracers = list[Hashable](), [*functions], dict[int, int](), False
     while stack:
-        value, is_global = stack.pop()
-        if isinstance(value, FunctionKey):
-            key.append(value.parts)
-            held.append(value)
-        elif isinstance(value, BY_VALUE):
+        value = stack.pop()
+        if isinstance(value, BY_VALUE):
             key.append((type(value), repr(value)))  # 0.0 is not -0.0, and NaN is NaN
-        elif isinstance(value, types.CodeType):
+        elif isinstance(value, types.CodeType | types.MethodWrapperType):
             key.append(value)
-        elif not is_global and isinstance(value, CONTAINERS):
+        elif isinstance(value, CONTAINERS):
             if id(value) not in seen:  # a function may read itself
                 seen[id(value)] = len(seen)
-                _push_parts(value, stack)
+                stack += parts_of(value)
             key.append((type(value), seen[id(value)]))
+        elif any(map(is_tracer, leaves := leaves_of(value))):
+            found = (str(jax.typeof(x)) if is_tracer(x) else by_identity(x) for x in leaves)
+            key.append((type(value), *found))
+            reads_tracers = True
         else:
-            leaves = [value] if is_global else leaves_of(value)
-            if any(map(is_tracer, leaves)):
-                reads_tracers = True
-                found = (str(jax.typeof(x)) if is_tracer(x) else id(x) for x in leaves)
-                key.append((type(value), *found))
-                held += [leaf for leaf in leaves if not is_tracer(leaf)]
-            else:
-                key.append(id(value))
-                held.append(value)
-    return FunctionKey(tuple(key), held, reads_tracers)
+            key.append(by_identity(value))
+    return FunctionKey(tuple(key), reads_tracers)
 
 
-CONTAINERS = (types.FunctionType, types.MethodType, functools.partial, tuple)
-
-
-def _push_parts(value: Any, stack: list[tuple[Any, bool]]) -> None:
-    """Add what a function reads, and whether a global name of its code is bound to it."""
-    if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        defaults = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
-        parts = [value.__code__, *defaults, *cells]
-        names = global_names(value.__code__)
-        stack.extend(zip(map(value.__globals__.get, names), itertools.repeat(True)))
-    elif isinstance(value, types.MethodType):
-        parts = [value.__self__, value.__func__]
-    elif isinstance(value, functools.partial):
-        parts = [value.func, value.args, *value.keywords, *value.keywords.values()]
-    else:
-        parts = [len(value), *value]
-    stack.extend(zip(parts, itertools.repeat(False)))
+def parts_of(value: Any) -> list[Any]:
+    """Return what a function, or a tuple, consists of."""
+    if isinstance(value, types.MethodType):
+        return [value.__self__, value.__func__]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, *value.keywords, *value.keywords.values()]
+    if isinstance(value, tuple):
+        return [len(value), *value]
+    cells = [cell.cell_contents for cell in value.__closure__ or ()]
+    defaults = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
+    names = map(value.__globals__.get, global_names(value.__code__))
+    read = [x if isinstance(x, BY_VALUE) else by_identity(x) for x in names]
+    return [value.__code__, *defaults, *cells, *read]
 
 
 @functools.lru_cache(maxsize=1000)

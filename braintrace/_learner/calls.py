@@ -342,11 +342,11 @@ def cached_program(
     states = tuple(map(id, learner.current_states().values()))
     step, mesh = learner.compiled, jax.sharding.get_abstract_mesh()
     context = step.placement, mesh if mesh.manual_axes else None, states
-    key: Hashable = (functions.parts, *context, *rest, (kind, step.graph))
+    key: Hashable = (functions, *context, *rest, (kind, step.graph))
     if functions.reads_tracers:
-        return make().compile(key, functions)  # the enclosing transformation compiles it
+        return make().compile(key)  # the enclosing transformation compiles it
     kept = learner.programs.value
-    program = kept.pop(key, None) or make().compile(key, functions)
+    program = kept.pop(key, None) or make().compile(key)
     kept[key] = program  # the last key is the one used last
     if len(kept) > MOST_KEPT:
         del kept[next(iter(kept))]
@@ -372,14 +372,15 @@ def find_program(
         batch, fresh = learner.graph.batch, initial()
         flags = check_flags("reset", flags, batch, steps)
     arguments = Arguments(sequences, mask, flags, fresh)
-    rest = options[STATIC], mask is not None, None if flags is None else flags.ndim, *types
+    begun = None if options.optimizer is None else learner.held_optimizer.begun.value[1]
+    flags_ndim = None if flags is None else flags.ndim
+    rest = options[STATIC], begun, mask is not None, flags_ndim, *types
 
     def make() -> Program:
         with for_devices(learner.compiled.devices):
             return METHODS[method](learner, options, arguments)
 
-    begun = None if options.optimizer is None else learner.held_optimizer.begun.value[1]
-    functions = key_of(options.step_fn, options.update_fn, begun)
+    functions = key_of(options.step_fn, options.update_fn)
     return cached_program(learner, method, functions, rest, make), arguments, steps
 
 
@@ -407,11 +408,7 @@ def rows_of(learner: BaseLearner) -> Iterator[SequenceRow]:
 
 
 def run_method(
-    method: str,
-    learner: BaseLearner,
-    sequences: tuple[PyTree, ...],
-    start: int = 0,
-    **given: Any,
+    method: str, learner: BaseLearner, sequences: tuple[PyTree, ...], start: int = 0, **given: Any
 ) -> PyTree:
     """Run a method of a learner; ``start`` is the index of its first step in the user's call."""
     options = Options(**given)

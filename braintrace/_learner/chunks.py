@@ -1,9 +1,10 @@
 """Chunks: the length of a sequence's parts, and loops over them."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -110,115 +111,49 @@ def cut_sequence(
     return Chunks(steps, length, length * step_bytes)
 
 
-def over_blocks(
-    of_length: Callable[[int], OverTime], carry: PyTree, sequences: PyTree, steps: int, block: int
-) -> tuple[PyTree, PyTree]:
-    """Run blocks of one length, and a shorter one at the end if steps are left.
-
-    Parameters
-    ----------
-    of_length
-        Returns for a number of steps ``(carry, block of the sequences) -> (carry, results stacked
-        over time)``.
-    carry, sequences
-        Initial carry, and the sequences.
-    steps, block
-        Length of the sequences and of a block.
-    """
-    if not steps % block:
-        return _over_parts(of_length(block), carry, sequences, steps // block, block)
-    last = of_length(steps % block)
-    return over_chunks(of_length(block), last, carry, sequences, steps, block)
-
-
 def over_chunks(
-    run: OverTime, run_last: OverTime, carry: PyTree, sequences: PyTree, steps: int, chunk: int
+    run: OverTime, carry: PyTree, sequences: PyTree, length: int, reverse: bool = False
 ) -> tuple[PyTree, PyTree]:
-    """Run one function over all chunks of sequences but the last, another over the last.
+    """Run a function over chunks of sequences, of which the last may be shorter.
 
     Parameters
     ----------
-    run, run_last
+    run
         ``(carry, chunk of the sequences) -> (carry, results stacked over time)``.
     carry, sequences
-        Initial carry, and the sequences.
-    steps, chunk
-        Length of the sequences and of a chunk; the last chunk may be shorter.
+        Initial carry, and the sequences. A loop carries arrays; without a loop, the initial carry
+        may be known to be zero.
+    length
+        Length of a chunk.
+    reverse
+        Start with the last chunk. Results are in the order of time.
     """
-    full = (steps - 1) // chunk
-    if not full:
-        return run_last(carry, sequences)
-    carry, results = _over_parts(run, carry, sequences, full, chunk)
-    carry, rest = run_last(carry, _part(sequences, full * chunk, steps - full * chunk))
-    return carry, jax.tree.map(lambda a, b: jnp.concatenate([a, b]), results, rest)
+    steps = steps_of(sequences)
+    full, rest = divmod(steps, length)
+    found = list[PyTree]()
 
+    def part(start: Any, size: int) -> PyTree:
+        # A scan over all parts would first copy the sequences.
+        take = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
+        return sequences if size == steps else jax.tree.map(take, sequences)
 
-def backward_over_chunks(
-    forward: Callable[[PyTree, PyTree], PyTree],
-    backward: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]],
-    start: PyTree,
-    carry: PyTree,
-    sequences: PyTree,
-    chunks: Chunks,
-) -> tuple[PyTree, PyTree, PyTree]:
-    """Run chunks forward, of which only the first States are kept, then from the last to the first.
+    def run_full(carry: PyTree) -> tuple[PyTree, PyTree]:
+        if full == 1:
+            return run(carry, part(0, length))
+        carry, results = jax.lax.scan(
+            lambda c, index: run(c, part(index * length, length)),
+            as_arrays(carry),
+            jnp.arange(full),
+            reverse=reverse,
+        )
+        return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), results)
 
-    Parameters
-    ----------
-    forward
-        ``(States before, chunk of the sequences) -> States after``.
-    backward
-        ``(carry, States before, chunk) -> (carry, results stacked over time)``.
-    start, carry
-        States before the sequence, and the carry of the last chunk.
-    sequences, chunks
-        The sequences, and how they are cut.
+    def run_rest(carry: PyTree) -> tuple[PyTree, PyTree]:
+        return run(carry, part(full * length, rest))
 
-    Returns
-    -------
-    after, carry, results
-        States after the sequence, the carry before it, and the results in the order of time.
-    """
-    length, (full, rest) = chunks.length, divmod(chunks.steps, chunks.length)
-    starts, results = jnp.arange(full) * length, []
-
-    def forward_from(states: PyTree, time: jax.Array) -> tuple[PyTree, PyTree]:
-        return forward(states, _part(sequences, time, length)), states
-
-    after, kept = jax.lax.scan(forward_from, start, starts)
-    if rest:
-        last = _part(sequences, full * length, rest)
-        carry, of_rest = backward(carry, after, last)
-        after, results = forward(after, last), [of_rest]
-
-    def backward_from(carry: PyTree, now: PyTree) -> tuple[PyTree, PyTree]:
-        return backward(carry, now[0], _part(sequences, now[1], length))
-
-    carry, of_full = jax.lax.scan(backward_from, carry, (kept, starts), reverse=True)
-    of_full = jax.tree.map(lambda x: x.reshape(full * length, *x.shape[2:]), of_full)
-    return after, carry, jax.tree.map(lambda *parts: jnp.concatenate(parts), of_full, *results)
-
-
-def _over_parts(
-    run: OverTime, carry: PyTree, sequences: PyTree, count: int, length: int
-) -> tuple[PyTree, PyTree]:
-    """Run a function over the first parts of sequences, and concatenate its results over time.
-
-    A loop carries arrays. Without a loop, the initial carry may be known to be zero.
-    """
-    if count == 1:
-        return run(carry, _part(sequences, 0, length))
-    starts = jnp.arange(count) * length
-    carry, results = jax.lax.scan(
-        lambda c, start: run(c, _part(sequences, start, length)), as_arrays(carry), starts
-    )
-    return carry, jax.tree.map(lambda x: x.reshape(count * length, *x.shape[2:]), results)
-
-
-def _part(sequences: PyTree, start: PyTree, length: int) -> PyTree:
-    """Return some steps as a slice; a scan over all parts would first copy the sequences."""
-
-    def of_leaf(leaf: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_slice_in_dim(leaf, start, length)
-
-    return jax.tree.map(of_leaf, sequences)
+    parts = [run_full] * (full > 0) + [run_rest] * (rest > 0)
+    for run_part in reversed(parts) if reverse else parts:
+        carry, results = run_part(carry)
+        found.append(results)
+    in_order = reversed(found) if reverse else found
+    return carry, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *in_order)

@@ -32,7 +32,7 @@ from .._core.gradient import (
     residuals,
 )
 from .._core.sites import Probes
-from .._core.step_program import SourceValues, scan_over_time, zero_sum
+from .._core.step_program import SourceValues, zero_sum
 from .._core.traces import as_arrays, examples, is_zero, ordering_token
 from .._core.windows import window_step
 from .._errors import OptionError
@@ -57,7 +57,7 @@ NO_DERIVATIVE = (
 )
 
 MOST_COPIED_BYTES = 2**16
-"""Most bytes of operands that deferred traces may read without need."""
+"""Most bytes of operands that deferred traces hold without need: to find them takes a trace."""
 
 # Results of `etrace_grad` for ``return_value``, for ``has_aux``, and for both.
 GradientAndLosses = collections.namedtuple("GradientAndLosses", "gradients losses")
@@ -97,12 +97,7 @@ class SequenceGradient(Program):
     reads = "zero"
 
     def __init__(
-        self,
-        learner: BaseLearner,
-        options: Options,
-        example: Arguments,
-        evolves: bool = False,
-        is_one_step: bool = False,
+        self, learner: BaseLearner, options: Options, example: Arguments, evolves: bool = False
     ) -> None:
         self._learner, self._options, self._evolves = learner, options, evolves
         self._graph, self._method = graph, method = learner.graph, learner.compiled.method
@@ -122,13 +117,10 @@ class SequenceGradient(Program):
         given = list(learner.param_states.values()), (self._probes, constants, slices)
         self._step = step = user_step.PureStep(self._recorded_step, *given)
         super().__init__(learner, step.states, step.is_written)
-        if flags is not None and not is_one_step:
-            _check_fixed_weights(learner)
         fixed = Fixed([state.value for state in step.states], *constants)
         # Full-Jacobian rules read their traces before each window: it is a chunk of its own.
         window = (0 if graph.passes_weights else self._window) if self._passes else None
-        asked = self._has_mask, window, self._linear is not None
-        self._runner = chunk_runner(step, self._values(fixed), slices, *asked)
+        self._runner = chunk_runner(step, self._values(fixed), slices, self._has_mask, window)
         written = jax.tree.leaves(step.written_of(fixed.values))
         sizes = self._runner.count_bytes(), sum(leaf.nbytes for leaf in written)
         self._chunks = functools.partial(chunks.cut_sequence, graph, options, self._window, *sizes)
@@ -161,6 +153,8 @@ class SequenceGradient(Program):
         """
         (weights, initial), (slices, reset), graph = constants, inputs, self._graph
         if reset is not None:
+            if self._options.every > 1 or not self._options.updates:
+                self._check_fixed_weights()
             self._learner.reset_samples(initial, reset)
             if probes is not None:
                 probes = sites.probes_after_reset(graph, probes, reset)
@@ -176,19 +170,29 @@ class SequenceGradient(Program):
             return outputs, new_states, records
 
         recorder, options = user_step.Recorder(self._learner, run, probes), self._options
-        result = user_step.run_step_function(options.step_fn, recorder, slices)
+        result = recorder.run(options.step_fn, slices)
         if self._evolves:
             return jnp.zeros(()), result if options.return_outputs else None, recorder.records
         loss, aux = result if options.has_aux else (result, None)
         return user_step.check_loss(loss), aux, recorder.records
+
+    def _check_fixed_weights(self) -> None:
+        """Refuse resets in a sequence that change the weight of an ETP operation."""
+        for key, held in self._graph.held_paths.items():
+            for path in self._learner.short_term_states.keys() & held:
+                raise OptionError(
+                    f"The weight of '{key}' is computed from State '{path_name(path)}', which "
+                    "`reset` initialises. Reset it between the calls, or make it a "
+                    "`brainstate.LongTermState`."
+                )
 
     # --- a sequence
 
     def run(self, values: list[PyTree], traces: Traces | None, arguments: Arguments) -> Result:
         """Return gradients, losses and auxiliary results; or outputs."""
         sequences, mask, flags, initial = arguments
-        cut, count = self.cut(steps_of(sequences), traces is None), len(self._parameters)
-        scales = jnp.ones(cut.steps) if mask is None else mask
+        steps, count = steps_of(sequences), len(self._parameters)
+        scales = jnp.ones(steps) if mask is None else mask
         if self._options.reduction == "mean":
             total = jnp.sum(scales)
             scales = scales / jnp.where(total == 0, 1, total)
@@ -197,14 +201,15 @@ class SequenceGradient(Program):
             values[:count],
         )
         data, fixed = ((sequences, flags), scales), Fixed(values, weights, initial)
-        run = self._forward if self._linear is None else self._backward
-        (outside, of_operands), (losses, aux), written, after = run(fixed, traces, data, cut)
-        if not self._defers(cut.steps, traces is None):
-            after = self.finished(after, traces)
+        if self._linear is None:
+            found = self._forward(fixed, traces, data, learns=not self._evolves)
+        else:
+            found = self._backward(fixed, traces, data)
+        (outside, of_operands), (losses, aux), written, after = found
         known = values, sequences
         if self._evolves:
-            found = without_derivative(known, ((aux, None), written), OptionError, NO_DERIVATIVE)
-            return *found, after
+            result = without_derivative(known, ((aux, None), written), OptionError, NO_DERIVATIVE)
+            return *result, self.finished(after, traces)
         of_operands = jax.tree.map(lambda w, g: g.astype(w.dtype), weights, of_operands)
         leaves, tree = jax.tree.flatten(to_parameters(of_operands)[0])
         rest = iter(outside)
@@ -229,115 +234,73 @@ class SequenceGradient(Program):
             return GradientLossesAndAux(*both, aux) if options.has_aux else both
         return GradientAndAux(own, aux) if options.has_aux else own
 
-    def _defers(self, steps: int, from_zero: bool) -> bool:
-        """Test whether a program of its own computes the traces after a call, when they are read.
-
-        After a single step it would cost a second call.
-        """
-        return not self._evolves and (from_zero or steps > 1)
-
     def overwrites(self, steps: int, from_zero: bool) -> bool:
         """Test whether the buffers of the traces before a call are free after it."""
-        if not self._defers(steps, from_zero):
-            return True
-        has_loop = not from_zero and self._linear is None
-        return has_loop and self.cut(steps, from_zero).count > 1
+        has_loop = self._linear is None and self.cut(steps, from_zero).count > 1
+        return steps == 1 or self._evolves or has_loop
 
     def cut(self, steps: int, from_zero: bool) -> Chunks:
         """Return the chunks of a sequence, from zero traces or not."""
-        if (steps, from_zero) not in self.cuts:
-            self.cuts[steps, from_zero] = self._chunks(steps, from_zero)
-        return self.cuts[steps, from_zero]
+        key = steps, from_zero
+        return self.cuts.get(key) or self.cuts.setdefault(key, self._chunks(*key))
 
     def _zeros(self, fixed: Fixed) -> Gradients:
         leaves = jax.tree.leaves(fixed.values[: len(self._parameters)])
         outside = list(itertools.compress(leaves, self._runner.differentiated))
         return jax.tree.map(zero_sum, (outside, fixed.weights))
 
-    def _forward(self, fixed: Fixed, traces: Traces | None, data: Part, cut: Chunks) -> OfChunks:
-        """Run all chunks; the traces after the last one are deferred."""
+    def _forward(self, fixed: Fixed, traces: Traces | None, data: Part, learns: bool) -> OfChunks:
+        """Run all chunks; the traces after a single one of several steps are deferred."""
+        graph, method, cut = self._graph, self._method, self.cut(steps_of(data), traces is None)
+
+        def run_chunk(carry: PyTree, chunk: Part) -> tuple[PyTree, tuple[jax.Array, PyTree]]:
+            written, (outside, of_operands), before = carry
+            result, signal, residuals = self._run_part(fixed, (written, outside), chunk)
+            recorded = Chunk(graph, fixed.weights, self._runner.records(residuals))
+            after: Any = None
+            if residuals.steps == 1 and not is_zero(before):  # its gradient can be read from them
+                after = method.update(recorded, before)
+            if learns:
+                found, later = chunk_gradient(method, recorded, signal, before, after)
+                after = later if after is None else after
+                of_operands = jax.tree.map(jnp.add, of_operands, found)
+            gradients = result.gradients, of_operands
+            if after is None:
+                old = None if is_zero(before) else before
+                # XLA would compute single numbers of the gradient again inside the update.
+                sums = jax.tree.map(jnp.sum, gradients)
+                token = None if old is None or not learns else ordering_token(sums)
+                finish = self.finish if cut.count > 1 else self._deferred
+                after = finish((fixed.weights, residuals, token), old)
+            return (result.written, gradients, after), (result.loss, result.aux)
+
         start = self._step.written_of(fixed.values), self._zeros(fixed), traces or self._zero_traces
-        run_last = functools.partial(self._chunk, fixed)
-
-        def run_chunk(carry: PyTree, chunk: Part) -> Any:
-            (written, gradients, after), results = run_last(carry, chunk)
-            return (written, gradients, self.finished(after, carry[2])), results
-
-        (written, gradients, after), results = over_chunks(
-            run_chunk, run_last, start, data, cut.steps, cut.length
-        )
-        if isinstance(after, Deferred):
-            before: Any = None if is_zero(after.before) else after.before
-            read = self._read_by_update(fixed.weights, after.sources[1], before)
-            # XLA would compute single numbers of the gradient again inside the update.
-            whole = jax.tree.map(jnp.sum, gradients)
-            token = None if before is None else ordering_token(whole)
-            sources = read, after.sources[1], token
-            after = Deferred(sources, None if cut.count == 1 else before)
+        (written, gradients, after), results = over_chunks(run_chunk, start, data, cut.length)
         return gradients, results, written, after
 
-    def finish(self, sources: PyTree, before: Traces | None) -> Traces:
-        """Return deferred traces, from those before the call; ``None``: they are zero."""
-        run = self._updated if self._linear is None else self._replayed
-        return run(sources, before)
-
-    def finished(self, after: Any, traces: Traces | None) -> Traces:
-        """Return the traces after a call as arrays, given those before it."""
-        if isinstance(after, Deferred):
-            before: Any = traces if after.before is None else after.before
-            return self.finish(after.sources, before)
-        return after
-
-    def _updated(
-        self, sources: tuple[PyTree, SourceValues, jax.Array | None], before: Traces | None
-    ) -> Traces:
-        """Return the traces after a chunk, from its operands, residuals, and the flag of `Records`.
-
-        ``before`` is ``None`` if they are zero. Operands that are not read may be ``None``.
-        """
-        operands, residuals, token = sources
-        shapes = self._operand_shapes
-        filled = jax.tree.map(lambda shape, x: shape if x is None else x, shapes, operands)
-        weights, before = as_arrays(filled), before or self._zero_traces
-        records = dataclasses.replace(self._runner.records(residuals), token=token)
-
-        def update(traces: Traces, records: Records) -> tuple[Traces, None]:
-            if records.inputs:  # of a part of the chunk
-                records = dataclasses.replace(records, steps=steps_of(records.inputs))
-            return self._method.update(Chunk(self._graph, weights, records), traces), None
-
-        steps = length = residuals.steps
-        if self._passes and self._window is None:
-            length = self._chunks(steps, from_zero=False).length
-        if length == steps:
-            return update(before, records)[0]
-        return over_chunks(update, update, before, records, steps, length)[0]
-
-    def _read_by_update(self, weights: Weights, residuals: PyTree, before: Traces | None) -> PyTree:
-        """Return the operands whose values the traces after a chunk depend on, or None.
-
-        Returning the others as well would copy them. A few are copied, without this trace.
-        """
-        if sum(leaf.nbytes for leaf in jax.tree.leaves(weights)) <= MOST_COPIED_BYTES:
-            return weights
-        update = program_of(jax.make_jaxpr(self._updated)((weights, residuals, None), before))
-        read = update.depends_on(update.out_atoms)
-        leaves, tree = jax.tree.flatten(weights)
-        own = update.in_vars[: len(leaves)]
-        result = [leaf if var in read else None for leaf, var in zip(leaves, own, strict=True)]
-        return jax.tree.unflatten(tree, result)
-
-    def _backward(self, fixed: Fixed, traces: Traces | None, data: Part, cut: Chunks) -> OfChunks:
-        """Run all chunks twice; for the traces, they run once more at the next read."""
+    def _backward(self, fixed: Fixed, traces: Traces | None, data: Part) -> OfChunks:
+        """Run all chunks, and again from the last to the first, from the States before each."""
         graph, zeros = self._graph, self._zeros(fixed)
+        cut = self.cut(steps_of(data), traces is None)
+
+        def forward(states: PyTree, part: Part) -> tuple[PyTree, PyTree]:
+            return self._run_part(fixed, (states, zeros[0]), part)[0].written, as_chunk(states)
+
+        def backward(carry: tuple[Gradients, Adjoints], now: tuple[jax.Array, Part]) -> Any:
+            ((outside, of_operands), after), (steps, part) = carry, now
+            states = jax.tree.map(lambda leaf: leaf[steps[0] // cut.length], starts)
+            result, signal, residuals = self._run_part(fixed, (states, outside), part)
+            recorded = Chunk(graph, fixed.weights, self._runner.records(residuals))
+            found, before = self._linear.pull_back(recorded, signal, after)
+            of_operands = jax.tree.map(jnp.add, of_operands, of_parameters(graph, found))
+            return ((result.gradients, of_operands), before), (result.loss, result.aux)
+
+        start = self._step.written_of(fixed.values)
+        written, starts = over_chunks(forward, start, data, cut.length)
         silent = {s.name: jnp.zeros(s.shape, s.dtype) for s in graph.traced_states}
-        (written, ((outside, of_operands), adjoints), results) = chunks.backward_over_chunks(
-            lambda states, part: self._run_part(fixed, (states, zeros[0]), part)[0].written,
-            functools.partial(self._backward_chunk, fixed),
-            self._step.written_of(fixed.values),
-            (zeros, sites.at_entry(graph, silent)),
-            data,
-            cut,
+        end, numbered = (zeros, sites.at_entry(graph, silent)), (jnp.arange(cut.steps), data)
+        ((outside, of_operands), adjoints), results = over_chunks(
+            backward, end, numbered, cut.length, reverse=True
         )
         if traces is not None:
             records = Records(x={}, has_mask=self._has_mask or data[0][1] is not None)
@@ -345,42 +308,48 @@ class SequenceGradient(Program):
             of_operands = jax.tree.map(jnp.add, of_operands, past)
         return (outside, of_operands), results, written, Deferred((fixed, data), None)
 
-    def _replayed(self, sources: tuple[Fixed, Part], before: Traces | None) -> Traces:
-        """Return the traces after a sequence that runs again."""
-        fixed, data = sources
-        steps, (outside, _) = steps_of(data), self._zeros(fixed)
+    def finished(self, after: Any, traces: Traces | None) -> Traces:
+        """Return the traces after a call as arrays, given those before it."""
+        return self.finish(after.sources, traces) if isinstance(after, Deferred) else after
 
-        def run(carry: PyTree, part: PyTree) -> tuple[PyTree, None]:
-            states, traces = carry
-            result, _, residuals = self._run_part(fixed, (states, outside), part)
-            return (result.written, self._updated((fixed.weights, residuals, None), traces)), None
+    def finish(self, sources: PyTree, before: Traces | None) -> Traces:
+        """Return deferred traces, from those before the call; ``None``: they are zero.
 
-        start = self._step.written_of(fixed.values), before or self._zero_traces
-        length = self._chunks(steps, from_zero=before is None).length
-        return over_chunks(run, run, start, data, steps, length)[0][1]
+        They are computed from the operands that they depend on, the residuals of the last chunk,
+        and the flag of `Records`; or a checkpointed sequence runs again.
+        """
+        if self._linear is not None and isinstance(sources[0], Fixed):
+            after = self._forward(sources[0], before, sources[1], learns=False)[3]
+            return self.finished(after, before)
+        operands, residuals, token = sources
+        weights = as_arrays({**self._operand_shapes, **operands})
+        records = dataclasses.replace(self._runner.records(residuals), token=token)
+
+        def update(traces: Traces, records: Records) -> tuple[Traces, None]:
+            return self._method.update(Chunk(self._graph, weights, records), traces), None
+
+        def update_part(traces: Traces, records: Records) -> tuple[Traces, None]:
+            steps = steps_of(records.inputs)
+            return update(traces, dataclasses.replace(records, steps=steps))
+
+        start = before or self._zero_traces
+        if not self._passes or self._window is not None:
+            return update(start, records)[0]
+        length = self._chunks(residuals.steps, from_zero=False).length
+        return over_chunks(update_part, start, records, length)[0]
+
+    def _deferred(self, sources: PyTree, before: Traces | None) -> Deferred:
+        """Return deferred traces; operands that they do not depend on would be copied."""
+        weights, *rest = sources
+        if sum(leaf.nbytes for leaf in jax.tree.leaves(weights)) <= MOST_COPIED_BYTES:
+            return Deferred(sources, None)
+        update = program_of(jax.make_jaxpr(self.finish)(sources, before))
+        read, leaves = update.depends_on(update.out_atoms), iter(update.in_vars)
+        own = {key: [next(leaves) for _ in weights[key]] for key in sorted(weights)}
+        known = {key: weights[key] for key, them in own.items() if not read.isdisjoint(them)}
+        return Deferred((known, *rest), None)
 
     # --- a chunk
-
-    def _chunk(self, fixed: Fixed, carry: Any, chunk: Part) -> Any:
-        """Run one chunk from ``(written States, gradients, traces)``.
-
-        Return a carry with the traces after it, deferred if the gradient does not need them, and
-        the loss and the auxiliary results of every step.
-        """
-        (written, (outside, of_operands), traces), steps = carry, steps_of(chunk)
-        result, signal, residuals = self._run_part(fixed, (written, outside), chunk)
-        recorded = Chunk(self._graph, fixed.weights, self._runner.records(residuals))
-        after: Any = None
-        if not self._evolves:
-            if steps == 1 and not is_zero(traces):  # its gradient can be read from them
-                after = self._method.update(recorded, traces)
-            found, later = chunk_gradient(self._method, recorded, signal, traces, after)
-            after = later if after is None else after
-            of_operands = jax.tree.map(jnp.add, of_operands, found)
-        gradients = result.gradients, of_operands
-        if after is None:
-            after = Deferred((fixed.weights, residuals, ordering_token(gradients)), traces)
-        return (result.written, gradients, after), (result.loss, result.aux)
 
     def _run_part(
         self, fixed: Fixed, start: tuple[PyTree, list[PyTree]], part: Part
@@ -390,30 +359,6 @@ class SequenceGradient(Program):
         result = self._runner.run(values, start, part)
         residuals = self._runner.residuals(values, result.residuals, steps_of(part))
         return result, self._signal(fixed, start[0], result.signal), residuals
-
-    def _backward_chunk(
-        self, fixed: Fixed, carry: tuple[Gradients, Adjoints], written: PyTree, part: Part
-    ) -> tuple[tuple[Gradients, Adjoints], tuple[jax.Array, PyTree]]:
-        """Add the gradient of a part, whose adjoints of the states after it are known.
-
-        ``written`` are the States before it. Return the carry, and the loss and the auxiliary
-        results of every step.
-        """
-        (outside, of_operands), after = carry
-        result, signal, sources = self._run_part(fixed, (written, outside), part)
-
-        # Step by step, no factor and no input of a product is stored.
-        def pull_step(carry: tuple[Weights, Adjoints], now: Any) -> Any:
-            over_time, signal = as_chunk(now)
-            records = self._runner.records(SourceValues(over_time, sources.once, 1))
-            recorded = Chunk(self._graph, fixed.weights, records)
-            found, before = self._linear.pull_back(recorded, signal, carry[1])
-            own = of_parameters(self._graph, found)
-            return (jax.tree.map(jnp.add, carry[0], own), before), None
-
-        start, steps = (of_operands, after), (sources.over_time, signal)
-        (of_operands, before), _ = scan_over_time(pull_step, start, steps, reverse=True)
-        return ((result.gradients, of_operands), before), (result.loss, result.aux)
 
     def _signal(self, fixed: Fixed, written: list[PyTree], derivatives: list[jax.Array]) -> Probes:
         """Return the learning signals of a chunk, time first.
@@ -433,13 +378,3 @@ class SequenceGradient(Program):
 
         _, pull = jax.vjp(moved, examples(sites.probes_of_past(self._graph)))
         return dict(jax.vmap(pull)(derivatives)[0])
-
-
-def _check_fixed_weights(learner: BaseLearner) -> None:
-    """Refuse resets in a sequence that change the weight of an ETP operation."""
-    for key, held in learner.graph.held_paths.items():
-        for path in learner.short_term_states.keys() & held:
-            raise OptionError(
-                f"The weight of '{key}' is computed from State '{path_name(path)}', which `reset` "
-                "initialises. Reset it between the calls, or make it a `brainstate.LongTermState`."
-            )

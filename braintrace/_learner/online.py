@@ -32,7 +32,7 @@ from .._typing import PyTree
 from . import user_step
 from .arguments import Options, of_numbers
 from .base import BaseLearner
-from .chunks import over_blocks, steps_of
+from .chunks import over_chunks, steps_of
 from .gradient import SequenceGradient
 from .program import Arguments, Program, Result
 
@@ -56,23 +56,20 @@ class OnlineLearning(Program):
                 f"{shown(options.optimizer)}; expected one of them."
             )
         self._length = min(options.every, steps_of(sequences))
-        first = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, mask, flags))
-        block = Arguments(first[0], first[1], first[2], initial)
-        self._block = SequenceGradient(learner, options, block, is_one_step=options.every == 1)
-        self._slices = user_step.example_slices((sequences, flags, mask))
-        self._initial = jax.eval_shape(lambda: initial)
-        self._pure = self._traced(self._length)
+        self._block = SequenceGradient(learner, options, example)
+        over_time = jax.tree.map(lambda leaf: leaf[: self._length], (sequences, flags, mask))
+        self._pure = self._traced(initial, over_time)
         super().__init__(learner, self._pure.states, self._pure.is_written)
         if options.nonfinite == "raise":
             self.check = functools.partial(check_finite, every=options.every)
         elif options.nonfinite == "skip":
             self.notice = learner.held_optimizer.notice
 
-    def _traced(self, length: int) -> user_step.PureStep:
-        """Return a block of a given length, with its update, as a pure function."""
+    def _traced(self, initial: Values | None, block: Slices) -> user_step.PureStep:
+        """Return a block, with its update, as a pure function."""
         traces = jax.eval_shape(as_arrays, self._learner.starting_traces())
-        slices = jax.tree.map(lambda x: jnp.broadcast_to(x, (length, *x.shape)), self._slices)
-        return user_step.PureStep(self._run, (), (traces, self._initial, slices))
+        example = jax.eval_shape(lambda: (initial, block))
+        return user_step.PureStep(self._run, (), (traces, *example))
 
     def _run(self, traces: Traces, initial: Values, inputs: Slices) -> PyTree:
         """Return the traces after a block with its update, and its results.
@@ -97,20 +94,15 @@ class OnlineLearning(Program):
         sequences, mask, flags, initial = arguments
         over_time, options = (sequences, flags, mask), self._options
 
-        def of_length(length: int) -> Any:
+        def run_block(carry: PyTree, now: Slices) -> PyTree:
             # Blocks of another length are not kept, since they may contain tracers.
-            pure = self._pure if length == self._length else self._traced(length)
+            is_full = steps_of(now) == self._length
+            pure = self._pure if is_full else self._traced(initial, now)
+            written, (after, results) = pure(pure.merge(values, carry[0]), carry[1], initial, now)
+            return (written, after), results
 
-            def run(carry: PyTree, now: Slices) -> PyTree:
-                current = pure.merge(values, carry[0])
-                written, (after, results) = pure(current, carry[1], initial, now)
-                return (written, after), results
-
-            return run
-
-        start = (self._pure.written_of(values), traces)
-        steps = steps_of(sequences)
-        carry, results = over_blocks(of_length, start, over_time, steps, options.every)
+        start = self._pure.written_of(values), traces
+        carry, results = over_chunks(run_block, start, over_time, options.every)
         losses, aux, verdict = results
         verdict = (losses, verdict) if options.nonfinite == "raise" else verdict
         results = LossesAndAux(losses, aux) if options.has_aux else losses
@@ -157,8 +149,7 @@ class OnlineLearning(Program):
             )
         if nonfinite == "skip":
             self._learner.held_optimizer.skipped.value += is_bad
-            is_masked = None if weights is None else jnp.any(weights == 0)
-            traces = _reset_spoiled(self._learner, is_bad, is_masked, traces)
+            traces = _reset_spoiled(self._learner, is_bad, traces)
         return is_bad, traces
 
     def _write_update(self, _: None, gradients: PyTree, aux: PyTree) -> None:
@@ -215,57 +206,50 @@ def check_finite(found: tuple[jax.Array, jax.Array], first: int, every: int) -> 
         raise NonFiniteError(first + step, float(losses[step]), len(block), first)
 
 
-def _reset_spoiled(
-    learner: BaseLearner, is_bad: jax.Array, is_masked: jax.Array | None, traces: Traces
-) -> Traces:
+def _reset_spoiled(learner: BaseLearner, is_bad: jax.Array, traces: Traces) -> Traces:
     """Reset the samples that are not finite after a skipped update, or NaN in a masked step.
 
-    Traces are read only if an update is skipped, or a state is NaN in a masked step. Initial values
-    are computed only then, since they may draw random numbers.
+    Traces are read only if an update is skipped, or a state is NaN. Initial values are computed
+    only then, since they may draw random numbers.
     """
 
     def reset(traces: Traces) -> Traces:
-        initial = learner.initial_values()
-        samples = _spoiled_samples(learner, is_bad, initial, traces)
+        samples, initial = _spoiled_samples(learner, is_bad, traces), learner.initial_values()
         learner.reset_samples(initial, samples)
         return reset_traces(learner.compiled.trace_specs, traces, samples)
 
-    is_suspect = is_bad
-    if is_masked is not None:
-        states = values_of(learner.short_term_states.values())
-        has_nan = [jnp.any(x != x) for x in jax.tree.leaves(states)]  # also for random keys
-        is_suspect = is_bad | (is_masked & functools.reduce(jnp.logical_or, has_nan))
-    return user_step.run_if(is_suspect, reset, traces)
+    states = jax.tree.leaves(values_of(learner.short_term_states.values()))
+    has_nan = [jnp.any(x != x) for x in states]  # also for random keys
+    return user_step.run_if(functools.reduce(jnp.logical_or, has_nan, is_bad), reset, traces)
 
 
-def _spoiled_samples(
-    learner: BaseLearner, is_bad: jax.Array, initial: Values, traces: Traces
-) -> jax.Array:
+def _spoiled_samples(learner: BaseLearner, is_bad: jax.Array, traces: Traces) -> jax.Array:
     """Return the samples that have a state or a trace with a bad number; see `_reset_spoiled`.
 
     It is one flag for each, or one for all if samples cannot be reset separately.
     """
 
-    def test(leaf: jax.Array, start: Any = 0.0) -> jax.Array:
-        # An infinity where the state starts at one is a running maximum.
-        return jnp.isnan(leaf) | (is_bad & jnp.isinf(leaf) & ~jnp.isinf(start))
+    def is_spoiled(leaf: jax.Array) -> jax.Array:
+        return jnp.isnan(leaf) | (is_bad & jnp.isinf(leaf))
 
-    flat, batch, traces = learner.graph.flat_state, learner.graph.batch, unpack(traces)
-    samples, of_states, states = batch.samples, [], learner.short_term_states
-    is_apart = (flat is None or flat.samples == samples) and not batch.unclear
-    for path, start in initial.items():
-        pairs = zip(jax.tree.leaves(states[path].value), jax.tree.leaves(start), strict=True)
-        for index, (leaf, first) in enumerate(pairs):
-            if jnp.issubdtype(leaf.dtype, jnp.inexact):
-                axis = batch.axis_at(path, index) if is_apart else None
-                others = tuple(a for a in range(leaf.ndim) if a != axis)
-                of_states.append(jnp.any(test(leaf, first), others))
-    if samples is not None and is_apart:
+    def flags_of(leaf: jax.Array, axis: int | None = None) -> jax.Array:
+        others = tuple(a for a in range(leaf.ndim) if a != axis)
+        is_number = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        return jnp.any(is_spoiled(leaf), others) if is_number else jnp.zeros((), bool)
+
+    graph, specs, traces = learner.graph, learner.compiled.trace_specs, unpack(traces)
+    batch, flat, found = graph.batch, graph.flat_state, list[jax.Array]()
+    samples, states = batch.samples, learner.short_term_states
+    if samples is not None and not batch.unclear and (flat is None or flat.samples == samples):
         with contextlib.suppress(OptionError):  # they share a trace
-            of_traces = samples_with(test, learner.compiled.trace_specs, traces, samples)
-            return functools.reduce(jnp.logical_or, of_states, of_traces)
-    numbers = [x for x in jax.tree.leaves(traces) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.any(jnp.stack([jnp.any(x) for x in (*of_states, *map(test, numbers))]))
+            found.append(samples_with(is_spoiled, specs, traces, samples))
+    is_apart = bool(found)
+    if not is_apart:
+        found += map(flags_of, jax.tree.leaves(traces))
+    for path, state in states.items():
+        for index, leaf in enumerate(jax.tree.leaves(state.value)):
+            found.append(flags_of(leaf, batch.axis_at(path, index) if is_apart else None))
+    return functools.reduce(jnp.logical_or, found)
 
 
 # --- progress and logs
@@ -291,6 +275,8 @@ def learn_in_slices(
     length = options.log_every or options.every * max(1, steps // PARTS // options.every)
     if length % options.every:
         raise OptionError(f"`log_every` is {length}; expected a multiple of {options.every}.")
+    flags = (None if flag is None else on_host(flag) for flag in (options.mask, options.reset))
+    over_time = sequences, *flags
     with contextlib.ExitStack() as stack:
         bar = None
         if options.progress and jax.process_index() == 0:
@@ -298,9 +284,7 @@ def learn_in_slices(
             bar = stack.enter_context(tqdm(total=steps, unit="step", desc="etrace_online"))
         for start in range(0, steps, length):
             now, begun = slice(start, min(start + length, steps)), time.perf_counter()
-            part = jax.tree.map(lambda x, now=now: x[now], sequences)
-            flags = options.mask, options.reset
-            mask, reset = (None if flag is None else on_host(flag)[now] for flag in flags)
+            part, mask, reset = jax.tree.map(lambda x, now=now: x[now], over_time)
             own = options._replace(mask=mask, reset=reset, progress=False, log_every=None)
             result = run(part, start, **own._asdict())
             results.append(jax.block_until_ready(result))

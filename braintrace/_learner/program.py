@@ -28,7 +28,7 @@ from .arguments import Options, read_arguments
 from .base import BaseLearner
 from .carried import ZERO, Deferred, Jitted, Zero
 from .chunks import Chunks, steps_of
-from .user_step import PureStep, Recorder, example_slices, run_step_function
+from .user_step import PureStep, Recorder, example_slices
 
 
 class Arguments(NamedTuple):
@@ -106,12 +106,8 @@ class Program:
         """Test whether the buffers of the traces before a call are free after it."""
         return True
 
-    def compile(self, key: Hashable, held: Any) -> Program:
-        """Compile when called; deferred traces of programs with equal keys have one type.
-
-        ``held`` are references to the objects in the key.
-        """
-        self.held = held
+    def compile(self, key: Hashable) -> Program:
+        """Compile when called; deferred traces of programs with equal keys have one type."""
         run: Any = functools.partial(self._placed)
         run.__name__ = type(self).__name__
         self.jitted, self._finish = Jitted(run), Jitted(self._finished, key)
@@ -131,8 +127,7 @@ class Program:
         """Return the new values, and the new traces in their form, given those before."""
         _, written, after = self.jitted.result(done)
         if isinstance(after, Deferred):
-            before = traces if after.before is None else after.before
-            after = Deferred(after.sources, ZERO if before is None else before, self._finish)
+            after = Deferred(after.sources, ZERO if traces is None else traces, self._finish)
         return written, after
 
     def _placed(self, values: list[PyTree], traces: Traces | None, arguments: Arguments) -> Result:
@@ -152,18 +147,12 @@ class Program:
         return self._on_mesh(after)
 
     def _on_mesh(self, traces: Any) -> Any:
-        if traces is None or self.placement is None:
+        if self.placement is None or traces is None or isinstance(traces, Deferred):
             return traces
-        if isinstance(traces, Deferred):
-            return dataclasses.replace(traces, before=self._on_mesh(traces.before))
         return self.placement.traces(traces)
 
 
 # --- without a loss
-
-
-def _first(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 class Call(Program):
@@ -180,13 +169,13 @@ class Call(Program):
     def run(self, values: list[PyTree], traces: Any, arguments: Arguments) -> Result:
         """Run the steps."""
         data = arguments.sequences if self._has_steps else as_chunk(arguments.sequences)
-        states = leaves_by_var(self._graph, self._by_path, values)
+        first = leaves_by_var(self._graph, self._by_path, values)
         # The states before a step are constants: traces contain how they depend on parameters.
-        before = jax.lax.stop_gradient(self._written(states))
-        first = self._inputs(states, before, _first(data))
+        first |= {var: jax.lax.stop_gradient(first[var]) for var in self._traced.written_vars}
         run = self._window if self._has_window else self._alone
         (last, traces), outputs = run(first, traces, data)
-        outputs = outputs if self._has_steps else _first(outputs)
+        if not self._has_steps:
+            outputs = jax.tree.map(lambda leaf: leaf[0], outputs)
         by_var = dict(zip(self._traced.written_vars, last, strict=True))
         new = list(whole_values(self._graph, by_var).values())
         return (jax.tree.unflatten(self._traced.output_tree, outputs), None), new, traces
@@ -233,10 +222,8 @@ class Prediction(Program):
             slices, reset = inputs
             if reset is not None:
                 learner.reset_samples(initial, reset)
-            recorder = Recorder(
-                learner, lambda now: (*windows.plain_step(learner.graph, now), None)
-            )
-            return run_step_function(options.step_fn, recorder, slices)
+            recorder = Recorder(learner, lambda x: (*windows.plain_step(learner.graph, x), None))
+            return recorder.run(options.step_fn, slices)
 
         slices = example_slices((example.sequences, example.flags))
         parameters = list(learner.param_states.values())

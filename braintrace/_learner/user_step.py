@@ -13,7 +13,7 @@ import itertools
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import brainstate
 import jax
@@ -33,9 +33,7 @@ from .._jax import calls_back, every_equation, trace_state
 from .._model import add_to_states, leaves_by_var, whole_values, write_by_path
 from .._typing import Path, PyTree
 from .arguments import read_arguments, unwrap
-
-if TYPE_CHECKING:
-    from .base import BaseLearner
+from .base import BaseLearner
 
 # --- functions of States as pure functions
 
@@ -79,20 +77,15 @@ class PureStep:
         return [next(new) if is_written else value for value, is_written in pairs]
 
 
-FEW = 1_000
-"""Maximum number of scalars that are always written, instead of entering a loop."""
-
-
 def run_if(flag: jax.Array, function: Callable[..., Any], carry: Any, *reads: Any) -> Any:
     """Run a function that writes States, or leave them and a carry as they are.
 
     It is a loop of at most one step, which writes its buffers in place; XLA copies the values of a
     branch. If it is mapped and no flag is true, it runs nothing; a branch would run both sides. A
-    function without carry that writes few elements, or runs on an accelerator, runs always, and its
-    results are selected. On a CPU, a step of an LSTM of 8 units then takes 0.6 of the time
-    (2026-11-26). On a GPU, the host waits for the flag of a loop; a step of a stream without this
-    wait takes 0.66 to 0.89 of the time (H100, 2026-11-27, nine streams). A carry of traces is not
-    selected: its readers repeat the step of the traces, which takes 2 to 10 times the time (H100).
+    function without carry on an accelerator runs always, and its results are selected: there, the
+    host waits for the flag of a loop, and a step of a stream without this wait takes 0.66 to 0.89
+    of the time (H100, 2026-11-27, nine streams). A carry of traces is not selected: its readers
+    repeat the step of the traces, which takes 2 to 10 times the time (H100).
 
     Parameters
     ----------
@@ -108,13 +101,11 @@ def run_if(flag: jax.Array, function: Callable[..., Any], carry: Any, *reads: An
     step = PureStep(function, (), (carry, *reads))
     before = [state.value for state in step.states]
     start = (step.written_of(before), carry)
-    is_small = sum(leaf.size for leaf in jax.tree.leaves(start)) < FEW
 
     def once(index: jax.Array, now: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
         # XLA computes what does not depend on the index before the loop, whether it runs or not.
         _, values = jax.lax.optimization_barrier((index, reads))
-        written, result = step(step.merge(before, now[0]), now[1], *values)
-        return written, result
+        return step(step.merge(before, now[0]), now[1], *values)
 
     def selected(flag: jax.Array) -> Any:
         return jax.tree.map(functools.partial(jnp.where, flag), once(0, start), start)
@@ -125,8 +116,6 @@ def run_if(flag: jax.Array, function: Callable[..., Any], carry: Any, *reads: An
     loops = "while" in {equation.primitive.name for equation in every_equation(step.jaxpr)}
     if carry is not None or loops or calls_back(step.jaxpr):  # it may not end, or calls Python
         written, carry = in_place(flag)
-    elif is_small:
-        written, carry = selected(flag)
     else:
         written, carry = jax.lax.platform_dependent(flag, cpu=in_place, default=selected)
     for state, value in zip(step.written_of(step.states), written, strict=True):
@@ -179,16 +168,13 @@ class Recorder:
         self.calls, self.records, self._trace = 0, None, trace_state()
         self._old: Inputs = {}
         if past is not None:
-            states, followed = learner.states_of_step, learner.graph.traced_states
-            values = leaves_by_var(learner.graph, states, values_of(states.values()))
-            self._old = {leaf.in_var: values[leaf.in_var] for leaf in followed}
+            graph, states = learner.graph, learner.states_of_step
+            now, followed = values_of(states.values()), graph.traced_states
+            inputs = leaves_by_var(graph, states, now)
+            self._old = {leaf.in_var: inputs[leaf.in_var] for leaf in followed}
             terms = {leaf.name: past[pre_step_probe(leaf)] for leaf in followed}
-            now = values_of(states.values())
-            seen = dict(
-                zip(states, add_to_states(learner.graph, [*states], now, terms), strict=True)
-            )
-            hidden = traced_states(learner)
-            write_by_path(hidden, {path: seen[path] for path in hidden})
+            seen = dict(zip(states, add_to_states(graph, [*states], now, terms), strict=True))
+            write_by_path(states, {path: seen[path] for path in traced_states(learner)})
         self._observe()
 
     def _observe(self) -> None:
@@ -213,6 +199,27 @@ class Recorder:
         self._observe()
         self.calls += 1
         return jax.tree.unflatten(graph.traced.output_tree, outputs)
+
+    def run(self, step_fn: Callable[..., PyTree] | None, slices: tuple[PyTree, ...]) -> PyTree:
+        """Return the result of a step function, which calls the learner exactly once.
+
+        Raises
+        ------
+        OptionError
+            If it does not, or writes a hidden state.
+        """
+        token = INTERCEPTORS.set({**INTERCEPTORS.get(), id(self.learner): self})
+        try:
+            result = self(*slices) if step_fn is None else call_user("step_fn", step_fn, *slices)
+        finally:
+            INTERCEPTORS.reset(token)
+        if self.calls != 1:
+            raise OptionError(
+                f"`step_fn` called the learner {self.calls} times; it must call it exactly once "
+                "per step, and not inside another compiled function."
+            )
+        self.check_states()
+        return result
 
     def check_states(self) -> None:
         """Refuse new values of parameters, and of hidden states that the step has not written."""
@@ -246,30 +253,6 @@ def untraced_reads(learner: BaseLearner, probes: Collection[str]) -> list[Diagno
     return [Diagnostic("warning", "untraced-state", message.format(n), (n,)) for n in lost]
 
 
-def run_step_function(
-    step_fn: Callable[..., PyTree] | None, recorder: Recorder, slices: tuple[PyTree, ...]
-) -> PyTree:
-    """Return the result of a step function, which calls the learner exactly once.
-
-    Raises
-    ------
-    OptionError
-        If it does not, or writes a hidden state.
-    """
-    token = INTERCEPTORS.set({**INTERCEPTORS.get(), id(recorder.learner): recorder})
-    try:
-        result = recorder(*slices) if step_fn is None else call_user("step_fn", step_fn, *slices)
-    finally:
-        INTERCEPTORS.reset(token)
-    if recorder.calls != 1:
-        raise OptionError(
-            f"`step_fn` called the learner {recorder.calls} times; it must call it exactly once "
-            "per step, and not inside another compiled function."
-        )
-    recorder.check_states()
-    return result
-
-
 def call_user(name: str, function: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
     """Call a function of the user; an error in it names the call."""
 
@@ -290,11 +273,8 @@ def operands_of(learner: BaseLearner, step: PureStep, values: Sequence[PyTree]) 
 
 def example_slices(sequences: PyTree) -> PyTree:
     """Return zeros like the slices of one step."""
-
-    def of_step(leaf: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(jnp.shape(leaf)[1:], jnp.result_type(leaf))
-
-    return examples(jax.tree.map(of_step, sequences))
+    slices = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], sequences))
+    return examples(slices)
 
 
 # --- losses
