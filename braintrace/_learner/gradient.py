@@ -323,14 +323,14 @@ class SequenceGradient(Program):
             return self.finished(after, before)
         operands, residuals, token = sources
         weights = as_arrays({**self._operand_shapes, **operands})
-        records = dataclasses.replace(self._runner.records(residuals), token=token)
+        records = self._runner.records(residuals)
 
         def update(traces: Traces, records: Records) -> tuple[Traces, None]:
-            return self._method.update(Chunk(self._graph, weights, records), traces), None
+            recorded = Chunk(self._graph, weights, dataclasses.replace(records, token=token))
+            return self._method.update(recorded, traces), None
 
         def update_part(traces: Traces, records: Records) -> tuple[Traces, None]:
-            steps = steps_of(records.inputs)
-            return update(traces, dataclasses.replace(records, steps=steps))
+            return update(traces, dataclasses.replace(records, steps=steps_of(records.inputs)))
 
         start = before or self._zero_traces
         if not self._passes or self._window is not None:
