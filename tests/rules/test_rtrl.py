@@ -52,6 +52,14 @@ def test_snap_of_enough_steps_is_rtrl():
         oracle.assert_close(oracle.snap_n(*rest, 2, reset=asked.reset), bptt, 1e-3)
 
 
+def test_a_sequence_goes_on_in_checkpoints():
+    found, expected = (learner_of(Case(SPARSE, "rtrl")) for _ in range(2))
+    for learner, options in ((found, {"checkpoint": True}), (expected, {})):
+        for _ in range(2):
+            learner.etrace_grad(XS, step_fn=lambda x, own=learner: jnp.sum(own(x) ** 2), **options)
+    oracle.assert_close(found.traces.value, expected.traces.value, 1e-9)
+
+
 class Population(brainstate.nn.Module):
     """A state changed by some function of all samples."""
 
