@@ -265,8 +265,28 @@ class SampleFlow:
                 yield ParameterUse(key, None, place, "elementwise", samples=samples, varies=varies)
 
     def _back_through(self, equation: Equation, results: Sequence[Flow]) -> list[Flow] | None:
-        is_one = self._count == 1  # it reaches itself
-        return alike(equation, everything(Labels(), results)) if is_one else None
+        if self._count == 1:  # a single sample reaches itself
+            return alike(equation, everything(Labels(), results))
+        return self._through_batched(equation, results[0])
+
+    def _through_batched(self, equation: Equation, samples: Flow) -> list[Flow] | None:
+        """Return the samples that the operands of a batched ETP operation reach.
+
+        Each sample of its output depends on that sample of its input, and on operands that samples
+        share. The derivative says the same, and takes some milliseconds to trace.
+        """
+        spec = ETP_PRIMITIVE_SPECS.get(equation.primitive)
+        if spec is None or spec.x_invar_index is None or not spec.batched or samples is None:
+            return None
+        x, y = equation.invars[spec.x_invar_index], equation.outvars[0]
+        others = [atom for atom in equation.invars if atom is not x and is_var(atom)]
+        if not self._data.isdisjoint(others) or x.aval.shape[:1] != y.aval.shape[:1]:
+            return None
+        flows = alike(equation, everything(Labels(), [samples]))
+        rows = Labels().over(samples, range(1, samples.ndim))
+        rows = rows.reshape(-1, *[1] * (len(x.aval.shape) - 1))
+        flows[spec.x_invar_index] = np.broadcast_to(rows, x.aval.shape)
+        return flows
 
     def _use(self, key: str, index: int, operands: tuple[int, ...], varies: bool) -> ParameterUse:
         """Return a use with the samples of its elements."""
@@ -281,8 +301,6 @@ class SampleFlow:
         if x is not None:
             of_x, of_y = flow_of((index, x)), self._reached.get(equation.outvars[0])
             x_axis, y_axis = (_axis_of_samples(flow, self._count) for flow in (of_x, of_y))
-            if not carries_derivative(equation.invars[x]):  # indices, of an embedding
-                x_axis = y_axis
             if x_axis is not None and y_axis is not None:
                 return use("product", x, x_axis, y_axis)
         results = (var for var in equation.outvars if carries_derivative(var))
