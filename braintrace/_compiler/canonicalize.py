@@ -179,9 +179,10 @@ def _sweeps(scan: Equation) -> bool:
 
 
 def _maps_elements(equation: Equation) -> bool:
+    if equation.primitive.name not in ELEMENTWISE | IN_ORDER | {"broadcast_in_dim"}:
+        return False
     size = equation.outvars[0].aval.size
-    has_sizes = all(a.aval.size == size for a in equation.invars if carries_derivative(a))
-    return has_sizes and equation.primitive.name in ELEMENTWISE | IN_ORDER | {"broadcast_in_dim"}
+    return all(a.aval.size == size for a in equation.invars if carries_derivative(a))
 
 
 def _show_tangents(call: Equation, operands: list[ArrayLike]) -> list[ArrayLike]:
@@ -210,12 +211,13 @@ def _show_tangents(call: Equation, operands: list[ArrayLike]) -> list[ArrayLike]
 
 def _broadcasts(equation: Equation) -> bool:
     """Test whether an equation of elements broadcasts its operands; a literal may be a scalar."""
-    operands, shape = equation.invars, equation.outvars[0].aval.shape
     if equation.primitive.name == "dot_general":  # without a sum, it is a product of elements
         summed = equation.params["dimension_numbers"][0][0]
-        return all(operands[0].aval.shape[axis] == 1 for axis in summed)
-    is_one = equation.primitive.name in ELEMENTWISE and len(equation.outvars) == 1
-    return is_one and any(is_var(atom) and atom.aval.shape != shape for atom in operands)
+        return all(equation.invars[0].aval.shape[axis] == 1 for axis in summed)
+    if equation.primitive.name not in ELEMENTWISE or len(equation.outvars) != 1:
+        return False
+    shape = equation.outvars[0].aval.shape
+    return any(is_var(atom) and atom.aval.shape != shape for atom in equation.invars)
 
 
 def spell_out_broadcasts(

@@ -214,7 +214,8 @@ def _reset_spoiled(learner: BaseLearner, is_bad: jax.Array, traces: Traces) -> T
     """
 
     def reset(traces: Traces) -> Traces:
-        samples, initial = _spoiled_samples(learner, is_bad, traces), learner.initial_values()
+        initial = learner.initial_values()
+        samples = _spoiled_samples(learner, is_bad, initial, traces)
         learner.reset_samples(initial, samples)
         return reset_traces(learner.compiled.trace_specs, traces, samples)
 
@@ -223,19 +224,23 @@ def _reset_spoiled(learner: BaseLearner, is_bad: jax.Array, traces: Traces) -> T
     return user_step.run_if(functools.reduce(jnp.logical_or, has_nan, is_bad), reset, traces)
 
 
-def _spoiled_samples(learner: BaseLearner, is_bad: jax.Array, traces: Traces) -> jax.Array:
+def _spoiled_samples(
+    learner: BaseLearner, is_bad: jax.Array, initial: Values, traces: Traces
+) -> jax.Array:
     """Return the samples that have a state or a trace with a bad number; see `_reset_spoiled`.
 
-    It is one flag for each, or one for all if samples cannot be reset separately.
+    It is one flag for each, or one for all if samples cannot be reset separately. Where a state
+    starts without a number (a running maximum at minus infinity), none is bad.
     """
 
     def is_spoiled(leaf: jax.Array) -> jax.Array:
         return jnp.isnan(leaf) | (is_bad & jnp.isinf(leaf))
 
-    def flags_of(leaf: jax.Array, axis: int | None = None) -> jax.Array:
+    def flags_of(leaf: jax.Array, start: Any = 0.0, axis: int | None = None) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return jnp.zeros((), bool)
         others = tuple(a for a in range(leaf.ndim) if a != axis)
-        is_number = jnp.issubdtype(leaf.dtype, jnp.inexact)
-        return jnp.any(is_spoiled(leaf), others) if is_number else jnp.zeros((), bool)
+        return jnp.any(is_spoiled(leaf) & jnp.isfinite(start), others)
 
     graph, specs, traces = learner.graph, learner.compiled.trace_specs, unpack(traces)
     batch, flat, found = graph.batch, graph.flat_state, list[jax.Array]()
@@ -246,9 +251,11 @@ def _spoiled_samples(learner: BaseLearner, is_bad: jax.Array, traces: Traces) ->
     is_apart = bool(found)
     if not is_apart:
         found += map(flags_of, jax.tree.leaves(traces))
-    for path, state in states.items():
-        for index, leaf in enumerate(jax.tree.leaves(state.value)):
-            found.append(flags_of(leaf, batch.axis_at(path, index) if is_apart else None))
+    for path, starts in initial.items():
+        pairs = zip(jax.tree.leaves(states[path].value), jax.tree.leaves(starts), strict=True)
+        for index, (leaf, start) in enumerate(pairs):
+            axis = batch.axis_at(path, index) if is_apart else None
+            found.append(flags_of(leaf, start, axis))
     return functools.reduce(jnp.logical_or, found)
 
 

@@ -96,6 +96,34 @@ def test_a_loss_that_is_not_finite_spoils_no_sample():
     assert_same(without_count(state_of(found)), without_count(state_of(expected)))
 
 
+class RunningMaximum(brainstate.nn.Module):
+    """A state beside the memory starts at minus infinity."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = brainstate.ParamState(jnp.ones((2, 3)))
+
+    def init_state(self, batch_size):
+        self.h = brainstate.HiddenState(jnp.zeros((batch_size, 3)))
+        self.top = brainstate.ShortTermState(jnp.full((batch_size, 3), -jnp.inf))
+
+    def update(self, x):
+        self.h.value = 0.5 * self.h.value + braintrace.matmul(x, self.w.value)
+        self.top.value = jnp.where(x[:, :1] > 3, self.h.value, self.top.value)
+        return self.h.value
+
+
+def test_a_state_that_starts_at_infinity_is_not_spoiled():
+    xs = np.ones((4, 2, 2))
+    xs[2, 0] = np.nan
+    learner = braintrace.compile(RunningMaximum(), "d_rtrl", xs[0], batch_size=2)
+    with warns("step 2 "):
+        learner.etrace_online(
+            xs, step_fn=lambda x: jnp.mean(learner(x) ** 2), optimizer=optax.sgd(0.0)
+        )
+    np.testing.assert_allclose(learner.module.h.value[:, 0], [2.0, 3.75])
+
+
 def test_a_single_gradient_is_looked_at_before_the_update_hides_it():
     learner = learner_of()
 
