@@ -284,6 +284,7 @@ def chunk_runner(
     slices: PyTree,
     has_mask: bool,
     window: int | None,
+    recomputes: bool,
 ) -> "ChunkRunner":
     """Return the chunk runner of a step.
 
@@ -297,6 +298,9 @@ def chunk_runner(
         Whether some steps may be masked: the scale of their loss is zero.
     window
         Number of steps between which derivatives pass; ``0``: all steps of a chunk, ``None``: none.
+    recomputes
+        Whether residuals are computed again from States, slices and products, which takes the least
+        memory if steps are then pulled back one by one.
     """
     traced, passes = traced_step(step, values, slices), window is not None
     program = traced.program
@@ -311,6 +315,11 @@ def chunk_runner(
         for index, e in enumerate(in_loops.equations)
         if e.effects or (not constant.isdisjoint(e.outvars) and is_step_by_step(e))
     }
+    if recomputes:
+        # A loop that records nothing becomes one kernel, which takes three times as long if it
+        # reads several parts of a product of all steps (GRU of 128 units, two cores).
+        needed = find_varying(traced, in_loops, in_loops.out_atoms[: len(traced.carried)])
+        step_by_step.update(i for i in in_loops.making(needed) if is_product(in_loops.equations[i]))
     loops = find_loops(traced, in_loops, step_by_step, live, passes, bool(window), has_mask)
 
     parts = {v for e in program.equations if e.primitive.name in PARTS for v in e.outvars}
@@ -322,6 +331,10 @@ def chunk_runner(
     places = tuple(var for var in loops.made if var in known) if passes else traced.probes
     read = {*traced.slices}.union(*(loop.read for loop in loops.loops))
     losses = find_losses(traced, known, read, live, parameters, places, has_mask)
+    if recomputes:
+        kept = [e for e in program.equations if is_product(e) or is_step_by_step(e)]
+        stored = {*program.in_vars}.union(*(e.outvars for e in kept))
+        known = {var: first for var, first in known.items() if first in stored}
     residuals = find_sources(traced, traced.results[2], known)
     loops = loops.record({*losses.recorded, *residuals.sources})
     return ChunkRunner(traced, loops, losses, residuals, window)

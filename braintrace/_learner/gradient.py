@@ -32,7 +32,7 @@ from .._core.gradient import (
     residuals,
 )
 from .._core.sites import Probes
-from .._core.step_program import SourceValues, zero_sum
+from .._core.step_program import SourceValues, scan_over_time, zero_sum
 from .._core.traces import as_arrays, examples, is_zero, ordering_token
 from .._core.windows import window_step
 from .._errors import OptionError
@@ -120,7 +120,8 @@ class SequenceGradient(Program):
         fixed = Fixed([state.value for state in step.states], *constants)
         # Full-Jacobian rules read their traces before each window: it is a chunk of its own.
         window = (0 if graph.passes_weights else self._window) if self._passes else None
-        self._runner = chunk_runner(step, self._values(fixed), slices, self._has_mask, window)
+        asked = self._has_mask, window, self._linear is not None
+        self._runner = chunk_runner(step, self._values(fixed), slices, *asked)
         written = jax.tree.leaves(step.written_of(fixed.values))
         sizes = self._runner.count_bytes(), sum(leaf.nbytes for leaf in written)
         self._chunks = functools.partial(chunks.cut_sequence, graph, options, self._window, *sizes)
@@ -290,10 +291,19 @@ class SequenceGradient(Program):
             ((outside, of_operands), after), (steps, part) = carry, now
             states = jax.tree.map(lambda leaf: leaf[steps[0] // cut.length], starts)
             result, signal, residuals = self._run_part(fixed, (states, outside), part)
-            recorded = Chunk(graph, fixed.weights, self._runner.records(residuals))
-            found, before = self._linear.pull_back(recorded, signal, after)
-            of_operands = jax.tree.map(jnp.add, of_operands, of_parameters(graph, found))
-            return ((result.gradients, of_operands), before), (result.loss, result.aux)
+
+            # Step by step, no factor and no input of a product is stored.
+            def pull_step(carry: tuple[Weights, Adjoints], now: Any) -> Any:
+                over_time, signal = as_chunk(now)
+                records = self._runner.records(SourceValues(over_time, residuals.once, 1))
+                recorded = Chunk(graph, fixed.weights, records)
+                found, before = self._linear.pull_back(recorded, signal, carry[1])
+                own = of_parameters(graph, found)
+                return (jax.tree.map(jnp.add, carry[0], own), before), None
+
+            over_time = residuals.over_time, signal
+            end, _ = scan_over_time(pull_step, (of_operands, after), over_time, reverse=True)
+            return ((result.gradients, end[0]), end[1]), (result.loss, result.aux)
 
         start = self._step.written_of(fixed.values)
         written, starts = over_chunks(forward, start, data, cut.length)
