@@ -20,7 +20,7 @@ from .._graph.traced_model import TracedModel
 from .._jax import OWN_BACKWARD, Atom, Equation, Var, equations_inside, is_var
 from .._jaxpr.dataflow import TOP, Dataflow, Flow, Labels, Lattice, everything, joined, spread
 from .._jaxpr.primitives import DRAWS, Constants
-from .._jaxpr.program import CONSTANT, Program, carries_derivative
+from .._jaxpr.program import STOPS_GRADIENT, Program, carries_derivative
 from .._jaxpr.vjp import flows_back, flows_by_vjp, nonlinear_operands
 
 
@@ -52,12 +52,12 @@ class Analysis:
         return MappingProxyType({index: what for index, what in pairs if what is not None})
 
     @functools.cached_property
-    def operations(self) -> frozenset[Var]:
+    def operation_outputs(self) -> frozenset[Var]:
         """The outputs of ETP operations."""
         return self.program.made_by(self.roles)
 
     @functools.cached_property
-    def opaque(self) -> frozenset[Var]:
+    def opaque_outputs(self) -> frozenset[Var]:
         """The outputs of the ETP operations that end a walk."""
         return self.program.made_by(i for i, what in self.roles.items() if what == "opaque")
 
@@ -175,7 +175,7 @@ def binding_times(
         is_parametric = last is BindingTime.PARAMETER
         if equation.effects or _draws(equation) or (is_parametric and becomes_data(equation)):
             last = BindingTime.DATA
-        ends = last is BindingTime.PARAMETER and equation.primitive.name in CONSTANT
+        ends = last is BindingTime.PARAMETER and equation.primitive.name in STOPS_GRADIENT
         for var in equation.outvars:
             is_held = ends or (last is BindingTime.PARAMETER and not carries_derivative(var))
             times[var] = BindingTime.CONSTANT if is_held else last

@@ -13,7 +13,9 @@ numbers ``0 .. V-1``. It carries these numbers back through the equations, to th
 to the states before the step. An equation that couples elements ends the walk on that path: the
 path is truncated, and reported.
 
-`compile_model` calls every pass. A pass returns new data and never modifies its arguments.
+`compile_model` calls every pass: trace, marks, canonical form, memories, ring buffers, batch axes,
+leaky readouts, ETP operations, groups, relations, flat state, diagnostics, traces. A pass returns
+new data and never modifies its arguments.
 """
 
 import dataclasses

@@ -79,7 +79,7 @@ def diagnose(
     yield from _not_marked(step)
     yield from _also_used_unmarked(step, carried)
     yield from _unseen(step, carried)
-    yield from untraced_states(step, step.analysis.opaque)
+    yield from untraced_states(step, step.analysis.opaque_outputs)
 
 
 def publish(diagnostics: Iterable[Diagnostic], strict: bool) -> None:
@@ -101,8 +101,9 @@ def _lost_on_the_way(
     """Yield the paths into a group that the walks from its states have left out."""
     program, names = step.analysis.program, _names(group.hidden_states)
     others = frozenset(var for _, var in step.new_states if var not in group.new_vars)
-    inside = others | step.analysis.operations  # where an elementwise path into the group ends
-    has_memory = step.is_remembered(group) and not group.delay_line
+    # Where an elementwise path into the group ends.
+    inside = others | step.analysis.operation_outputs
+    has_memory = step.is_remembered(group) and not group.read_by_operations_only
 
     def behind(operands: Iterable[Atom], ends: frozenset[Var]) -> set[Var]:
         return program.ancestors(filter(carries_derivative, operands), ends)
@@ -127,7 +128,7 @@ def _lost_on_the_way(
             yield Diagnostic(level, kind, message, (*sources, *names), source_line(at))
 
     coupled = dict[int, set[Var]]()
-    for walk in () if group.delay_line else walks:
+    for walk in () if group.read_by_operations_only else walks:
         for use in sorted(walk.cuts):
             operand = program.equations[use.equation].invars[use.operand]
             # A cut loses nothing of the new states that a downstream state reads as an output does.
@@ -318,7 +319,7 @@ def _also_used_unmarked(step: GroupedStep, carried: Relations) -> Iterator[Diagn
     """Yield the traced weights that also reach a state by ordinary operations."""
     untraced = _outside_of(step, carried)
     for leaf in (leaf for leaf in step.traced.parameters if leaf not in untraced):
-        for equation, states in _ordinary_uses(step, leaf, step.analysis.operations):
+        for equation, states in _ordinary_uses(step, leaf, step.analysis.operation_outputs):
             name = equation.primitive.name
             message = f"Weight '{leaf.name}' of an ETP operation also reaches {quoted(states)} "
             message += f"through `{name}`, an ordinary operation. {NOW} on this path. Use an "

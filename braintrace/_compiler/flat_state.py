@@ -23,7 +23,7 @@ from .._graph.report import Diagnostic
 from .._graph.traced_model import Batch, StateLeaf, TracedModel
 from .._jax import OWN_DERIVATIVE, Equation, Var, bind, is_var, source_line, trace_to_jaxpr
 from .._jaxpr.dataflow import TOP, Dataflow, Flow, Labels, Sets, everything, filled, joined, spread
-from .._jaxpr.primitives import IN_ORDER, PLAIN_MOVES, PRODUCTS, TAKE, Constants
+from .._jaxpr.primitives import IN_ORDER, MOVES, PRODUCTS, Constants
 from .._jaxpr.program import carries_derivative, components, evaluate, inlined, program_of
 from .analysis import (
     Analysis,
@@ -436,10 +436,10 @@ def _masks_of(constants: Constants) -> Masks:
                 mask = masks.get(atom) if value is None else value != 0
                 if mask is not None and not mask.all():
                     masks[var] = np.broadcast_to(masks.get(var, True) & mask, var.aval.shape)
-        elif name in PLAIN_MOVES | IN_ORDER:
+        elif name in MOVES.keys() | IN_ORDER:
             known = [masks[atom] for atom in equation.invars if is_var(atom) and atom in masks]
             if len(equation.invars) == len(known) == 1:
-                move = TAKE.get(name)  # other operations keep the shape
+                move = MOVES.get(name)  # other operations keep the shape
                 masks[var] = move(equation.params, var.aval.shape, *known)[0] if move else known[0]
     return masks
 

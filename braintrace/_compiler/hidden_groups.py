@@ -65,7 +65,8 @@ def with_memories(traced: TracedModel, every: bool) -> TracedModel:
         return traced
     hidden = written(traced, "hidden")
     if every:
-        starts = [*(leaf.in_var for leaf in (*hidden, *traced.parameters)), *analysis.opaque]
+        starts = [leaf.in_var for leaf in (*hidden, *traced.parameters)]
+        starts += analysis.opaque_outputs
         before: Any = {leaf.out_var: (leaf.in_var,) for leaf in others}
         reached = analysis.program.descendants(starts, before=before)
         found = {leaf.path for leaf in others if leaf.in_var in reached}
@@ -215,7 +216,7 @@ def grouped(
             read_late=tuple(a for a, is_seen in enumerate(is_read) if is_seen),
             late_inputs=tuple(late_inputs[a] for a in members),
             downstream=downstream,
-            delay_line=own[0].leaf in lines,
+            read_by_operations_only=own[0].leaf in lines,
         )
         groups.append(group)
         walks.append(aligned.walks)
@@ -255,7 +256,7 @@ def _delay_lines(
     lines, program = {state.leaf for state in states}, analysis.program
     for state in states:
         others = {other.var for other in states if other.leaf is not state.leaf}
-        later = program.descendants([state.leaf.in_var], analysis.opaque)
+        later = program.descendants([state.leaf.in_var], analysis.opaque_outputs)
         if not (later | program.descendants([state.var])).isdisjoint([*others, *loss_reads]):
             lines.discard(state.leaf)
     return lines
@@ -350,7 +351,8 @@ class _Aligned:
         considered from the last to the first: a state may depend on other downstream states, but
         not on them alone.
         """
-        program, opaque, every = self._analysis.program, self._analysis.opaque, self._every_new
+        analysis, every = self._analysis, self._every_new
+        program, opaque = analysis.program, analysis.opaque_outputs
         old = {state.leaf.in_var for state in self.states}
         carried = {a for new in range(len(self.states)) for a in self.reads_of(new)}
         upstream, downstream = {*range(len(self.states))}, list[int]()

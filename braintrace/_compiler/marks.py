@@ -42,7 +42,7 @@ from .._jax import (
 )
 from .._jaxpr.primitives import ELEMENTWISE, IN_ORDER, Constants, letters_of
 from .._jaxpr.program import (
-    CONSTANT,
+    STOPS_GRADIENT,
     Program,
     Rule,
     carries_derivative,
@@ -165,7 +165,7 @@ def _expansion(equation: Equation) -> Rule | None:
 
 # --- uses of parameters
 
-_MOVES = (IN_ORDER - CONSTANT) | {"broadcast_in_dim", "tile", "rev", "transpose"}
+_MOVES = (IN_ORDER - STOPS_GRADIENT) | {"broadcast_in_dim", "tile", "rev", "transpose"}
 
 
 class ParametricUses:

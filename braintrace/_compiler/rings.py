@@ -2,14 +2,15 @@
 
 A step writes the slot of a ring buffer that a counter says, and reads others. In the order of their
 ages, the step moves all slots on, and reads the same ones at every step. The order is found by
-running the counter for some steps, with NumPy.
+running the counter for some steps, with NumPy. The core carries such a register outside of its
+loops (`_core/registers.py`).
 """
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +30,6 @@ from .._jaxpr.primitives import (
 )
 from .._jaxpr.program import Program, Rule, evaluate, evaluate_all, program_of
 from .canonicalize import with_program
-
-Convert: TypeAlias = Callable[[Any], Any]
 
 MOST_STEPS = 4096  # a counter may count to more than the number of slots
 

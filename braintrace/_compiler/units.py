@@ -76,7 +76,8 @@ class Units:
     def __init__(self, analysis: Analysis, leaves: Sequence[StateLeaf]) -> None:
         self._analysis = analysis
         program = analysis.program
-        operations = [program.equations[index] for index in program.making(analysis.operations)]
+        making = program.making(analysis.operation_outputs)
+        operations = [program.equations[index] for index in making]
         self._outputs = {y: _orders_of(e) for e in operations for y in e.outvars}
         self.states = [*_elements(analysis, leaves)]
         sizes = self._sizes = np.array([state.numbers.size for state in self.states], int)

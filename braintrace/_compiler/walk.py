@@ -5,7 +5,8 @@ through the equations, to the outputs of ETP operations and to the old hidden st
 the unit that each element reaches, or a code: `BOTTOM`, `TOP` (several units, by different uses of
 a variable) or `BROADCAST` (several units, by a broadcast). If an operand reaches the state through
 coupled elements, this one use of the operand is a *cut*: in the transition ``D`` and in ``Df`` its
-value is held constant.
+value is held constant. An *opaque* ETP operation ends the walk; a transparent one, such as an
+elementwise weight, also passes the ids on.
 
 An element of an old state that moves to another unit is coupling as well. The *origin* of a
 variable's elements detects it: the unit that they depend on, as the labels of `Units` say.

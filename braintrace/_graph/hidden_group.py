@@ -68,7 +68,7 @@ class HiddenGroup:
         States that no later step reads elementwise, computed from the new values of the others (the
         ``h`` of an LSTM). Like an output, they see the perturbed new values, so that the learning
         signal of the others includes the path through them; their own ``D`` is zero.
-    delay_line
+    read_by_operations_only
         Whether it is a delay line that only ETP operations of later steps read. Truncated paths in
         it cost no accuracy.
     suffix
@@ -86,7 +86,7 @@ class HiddenGroup:
     read_late: tuple[int, ...]
     late_inputs: tuple[frozenset[Var], ...]
     downstream: tuple[int, ...]
-    delay_line: bool
+    read_by_operations_only: bool
     suffix: str = ""
 
     @property

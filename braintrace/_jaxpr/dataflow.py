@@ -21,9 +21,9 @@ import numpy as np
 from .._jax import TRANSPARENT_CALLS, AnyJaxpr, Atom, Equation, Var, call_body, is_var
 from .primitives import (
     ELEMENTWISE,
+    MOVES,
     NOWHERE,
     READS,
-    TAKE,
     UPDATES,
     WINDOWS,
     WRITES,
@@ -38,7 +38,7 @@ from .primitives import (
     sources_of,
     update_of,
 )
-from .program import CONSTANT, carries_derivative, split_scan
+from .program import STOPS_GRADIENT, carries_derivative, split_scan
 
 # The sources of the elements of an array; ``None``: no source is followed.
 Flow: TypeAlias = np.ndarray | None
@@ -254,7 +254,7 @@ class Dataflow:
         flows = None if self.special is None else self.special(equation, operands)
         if flows is not None:
             return flows
-        if self.derivatives and name in CONSTANT:
+        if self.derivatives and name in STOPS_GRADIENT:
             return [None] * len(equation.outvars)
         if name == "optimization_barrier":  # operand by operand
             return list(operands)
@@ -314,13 +314,13 @@ class Dataflow:
             equation.primitive.name,
             equation.outvars[0].aval.shape,
         )
-        if name in ELEMENTWISE or name in CONSTANT:
+        if name in ELEMENTWISE or name in STOPS_GRADIENT:
             return [joined(lattice, [spread(lattice, flow, result) for flow in flows])]
         if name in READS:
             return [self._read(equation, *flows)]
         if name in WRITES or name in UPDATES:
             return [self._write(equation, flows)]
-        if name in TAKE or name in WINDOWS:
+        if name in MOVES or name in WINDOWS:
             pairs = zip(flows, equation.invars, strict=True)
             full = [filled(lattice, flow, atom.aval.shape) for flow, atom in pairs]
             if name in WINDOWS:

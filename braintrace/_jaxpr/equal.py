@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from .._jax import Atom, Equation, Var, call_body, is_var, open_jaxpr, sub_jaxprs
-from .primitives import DRAWS, PLAIN_MOVES, names_in
-from .program import CONSTANT, Program
+from .primitives import DRAWS, MOVES, names_in
+from .program import STOPS_GRADIENT, Program
 
 # Operations that map zeros to zeros; the index of a `select_n` is arbitrary.
-KEEPS_ZERO = PLAIN_MOVES | names_in(
+KEEPS_ZERO = MOVES.keys() | names_in(
     """
     abs add add_any conj convert_element_type copy copy_p cumsum dot_general imag mul name neg real
     reduce_precision reduce_sum scatter-add select_n sub
@@ -24,7 +24,7 @@ KEEPS_ZERO = PLAIN_MOVES | names_in(
 )
 
 # Operations that only affect derivatives.
-SAME_VALUE = CONSTANT | {"with_derivative_of"}
+SAME_VALUE = STOPS_GRADIENT | {"with_derivative_of"}
 
 
 def equal_values(

@@ -98,7 +98,7 @@ def _pad(params: Params, shape: tuple[int, ...], x: np.ndarray, value: np.ndarra
     return [padded]
 
 
-TAKE: Mapping[str, Take] = {
+MOVES: Mapping[str, Take] = {
     "reshape": _reshape,
     "squeeze": _reshape,
     "expand_dims": _reshape,
@@ -113,7 +113,6 @@ TAKE: Mapping[str, Take] = {
     "split": lambda p, shape, x: np.split(x, np.cumsum(p["sizes"])[:-1], p["axis"]),
     "unstack": lambda params, shape, x: [*np.moveaxis(x, params["axis"], 0)],
 }
-PLAIN_MOVES = frozenset(TAKE)
 
 
 # --- arithmetic of integers
@@ -145,8 +144,8 @@ def run_with_numpy(equation: Equation, operands: Sequence[ArrayLike]) -> list[np
         numbers = np.indices(out.shape, out.dtype, sparse=True)[params["dimension"]]
         return [np.broadcast_to(numbers, out.shape)]
     values = [*map(np.asarray, operands)]
-    if name in TAKE:
-        return TAKE[name](params, out.shape, *values)
+    if name in MOVES:
+        return MOVES[name](params, out.shape, *values)
     if name not in _ARITHMETIC or any(dtype.kind not in "biu" for dtype in dtypes):
         return None
     with np.errstate(all="ignore"):
@@ -238,7 +237,7 @@ def moved_operands(equation: Equation) -> Sequence[int]:
     name = equation.primitive.name
     if equation.params.get("update_jaxpr") is not None:  # `.at[...].apply(function)`
         return ()
-    if name in TAKE:
+    if name in MOVES:
         return range(len(equation.invars))
     return (0,) if name in READS else (0, update_of(equation)) if name in WRITES else ()
 
@@ -251,8 +250,8 @@ def sources_of(constants: Constants, equation: Equation) -> list[np.ndarray] | N
     """
     parts, name = moved_operands(equation), equation.primitive.name
     numbers = [*_numbers([equation.invars[part].aval.shape for part in parts])]
-    if name in TAKE:
-        return TAKE[name](equation.params, equation.outvars[0].aval.shape, *numbers)
+    if name in MOVES:
+        return MOVES[name](equation.params, equation.outvars[0].aval.shape, *numbers)
     columns = columns_of(equation, constants) if parts else [None]
     if any(column is None for column in columns):
         return None

@@ -248,11 +248,11 @@ def _followed(
 
 
 # Identities without a derivative.
-CONSTANT = frozenset({"stop_gradient"})
+STOPS_GRADIENT = frozenset({"stop_gradient"})
 
 
 def _has_derivative(equation: Equation) -> bool:
-    return equation.primitive.name not in CONSTANT
+    return equation.primitive.name not in STOPS_GRADIENT
 
 
 def program_of(jaxpr: AnyJaxpr) -> Program:

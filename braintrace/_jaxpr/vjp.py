@@ -34,7 +34,7 @@ from .primitives import (
     moved_operands,
     sources_of,
 )
-from .program import CONSTANT, carries_derivative, evaluate_all, program_of
+from .program import STOPS_GRADIENT, carries_derivative, evaluate_all, program_of
 
 
 class Vjp(NamedTuple):
@@ -124,7 +124,7 @@ def flows_back(
 ) -> list[Flow] | None:
     """Return the same by a rule, if there is one for the primitive."""
     name, atoms = equation.primitive.name, equation.invars
-    if name in CONSTANT or all(flow is None for flow in cotangents):
+    if name in STOPS_GRADIENT or all(flow is None for flow in cotangents):
         return [None] * len(atoms)
     if name == "optimization_barrier":  # operand by operand
         return list(cotangents)
