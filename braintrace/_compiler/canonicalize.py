@@ -71,14 +71,23 @@ def rewritten(traced: TracedModel, is_elementwise: bool) -> TracedModel:
         Whether custom derivatives and loops that couple elements become programs. Rules that follow
         the whole state need no elements, and compile the shorter program.
     """
-    rule_of = _rewriting(traced, is_elementwise)
-    every = ((i, rule_of(equation)) for i, equation in enumerate(traced.program.equations))
-    rules = {index: rule for index, rule in every if rule is not None}
+    rules = _rules_of(traced.program, _rewriting(traced, is_elementwise))
+    is_mapped = traced.batch_size is not None
     if traced.batch_size is not None:
-        # Vmapping adds broadcasts.
         mapped = inlined(_mapped(traced, traced.batch_size, rules), spell_out_broadcasts)
-        return with_program(traced, program_of(mapped))
-    return with_program(traced, by_rules(traced.program, rules)) if rules else traced
+        traced = with_program(traced, program_of(mapped))
+    elif rules:
+        traced = with_program(traced, by_rules(traced.program, rules))
+    if is_elementwise and (is_mapped or _show_tangents in rules.values()):
+        # Vmapping and derivatives add broadcasts inside of loops, and loops that couple elements.
+        loops = _rules_of(traced.program, _unrolling(traced))
+        traced = with_program(traced, by_rules(traced.program, loops)) if loops else traced
+    return traced
+
+
+def _rules_of(program: Program, rule_of: RuleOf) -> dict[int, Rule]:
+    every = ((i, rule_of(equation)) for i, equation in enumerate(program.equations))
+    return {index: rule for index, rule in every if rule is not None}
 
 
 def _mapped(traced: TracedModel, batch_size: int, rules: Rules) -> ClosedJaxpr:
@@ -125,32 +134,47 @@ def _has_samples(leaf: StateLeaf) -> bool:
 
 def _rewriting(traced: TracedModel, is_elementwise: bool) -> RuleOf:
     """Return a function that returns the rule for an equation; ``None``: it stays as it is."""
-    paths = on_gradient_paths(traced, "hidden", "other") if is_elementwise else set()
-    off_paths = traced.program.producer.keys() - paths
+    unroll = _unrolling(traced) if is_elementwise else lambda equation: None
 
     def rewrite(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
         rule = rule_of(equation)
         return None if rule is None else rule(equation, operands)
 
     def rule_of(equation: Equation) -> Rule | None:
-        name, is_apart = equation.primitive.name, not _is_elementwise(equation)
-        if name == "custom_jvp_call" and is_elementwise and is_apart:
+        name = equation.primitive.name
+        if name == "custom_jvp_call" and is_elementwise and not _is_elementwise(equation):
             return _show_tangents
         if name not in ("cond", "scan", "while"):
             return spell_out_broadcasts if _broadcasts(equation) else None
-        is_short = name == "scan" and equation.params["length"] <= LONGEST_UNROLLED
         if holds_marked(equation):
-            if name != "cond" and not is_short:
+            if name != "cond" and not _is_short(equation):
                 raise CompilationError(f"{_why_refused(equation)} [{source_line(equation)}]")
             return functools.partial(selected if name == "cond" else unrolled, rule=rewrite)
-        # A walk truncates an operand of a loop as a whole. Of the steps of a loop, it truncates
-        # the coupling alone (of the compartments of a cable), and follows each unit to itself.
-        is_followed = is_elementwise and not off_paths.issuperset(equation.outvars)
-        if is_short and is_followed and (is_apart or _sweeps(equation)):
+        return unroll(equation)
+
+    return rule_of
+
+
+def _unrolling(traced: TracedModel) -> RuleOf:
+    """Return a function that returns the rule for a loop that couples elements of hidden states.
+
+    A walk truncates an operand of a loop as a whole. Of the steps of a loop, it truncates the
+    coupling alone (of the compartments of a cable), and follows each unit to itself.
+    """
+    paths = on_gradient_paths(traced, "hidden", "other")
+    off_paths = traced.program.producer.keys() - paths
+
+    def rule_of(loop: Equation) -> Rule | None:
+        is_followed = _is_short(loop) and not off_paths.issuperset(loop.outvars)
+        if is_followed and (not _is_elementwise(loop) or _sweeps(loop)):
             return functools.partial(unrolled, rule=spell_out_broadcasts)
         return None
 
     return rule_of
+
+
+def _is_short(loop: Equation) -> bool:
+    return loop.primitive.name == "scan" and loop.params["length"] <= LONGEST_UNROLLED
 
 
 def _why_refused(equation: Equation) -> str:

@@ -309,11 +309,10 @@ class Dataflow:
     # be anywhere. A write at a chosen index is a selection: each element is kept or replaced.
 
     def _through_primitive(self, equation: Equation, flows: Sequence[Flow]) -> list[Flow]:
-        lattice, name, result = (
-            self.lattice,
-            equation.primitive.name,
-            equation.outvars[0].aval.shape,
-        )
+        if not equation.outvars:
+            return []
+        lattice, name = self.lattice, equation.primitive.name
+        result = equation.outvars[0].aval.shape
         if name in ELEMENTWISE or name in STOPS_GRADIENT:
             return [joined(lattice, [spread(lattice, flow, result) for flow in flows])]
         if name in READS:

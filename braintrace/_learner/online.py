@@ -149,7 +149,8 @@ class OnlineLearning(Program):
             )
         if nonfinite == "skip":
             self._learner.held_optimizer.skipped.value += is_bad
-            traces = _reset_spoiled(self._learner, is_bad, traces)
+            is_masked = None if weights is None else jnp.any(weights == 0)
+            traces = _reset_spoiled(self._learner, is_bad, is_masked, traces)
         return is_bad, traces
 
     def _write_update(self, _: None, gradients: PyTree, aux: PyTree) -> None:
@@ -206,11 +207,14 @@ def check_finite(found: tuple[jax.Array, jax.Array], first: int, every: int) -> 
         raise NonFiniteError(first + step, float(losses[step]), len(block), first)
 
 
-def _reset_spoiled(learner: BaseLearner, is_bad: jax.Array, traces: Traces) -> Traces:
+def _reset_spoiled(
+    learner: BaseLearner, is_bad: jax.Array, is_masked: jax.Array | None, traces: Traces
+) -> Traces:
     """Reset the samples that are not finite after a skipped update, or NaN in a masked step.
 
-    Traces are read only if an update is skipped, or a state is NaN. Initial values are computed
-    only then, since they may draw random numbers.
+    Traces are read only if an update is skipped, or a state is NaN in a masked step. Initial values
+    are computed only then, since they may draw random numbers. In other steps a NaN is the model's
+    own: it may store an input with gaps that it fills.
     """
 
     def reset(traces: Traces) -> Traces:
@@ -219,9 +223,12 @@ def _reset_spoiled(learner: BaseLearner, is_bad: jax.Array, traces: Traces) -> T
         learner.reset_samples(initial, samples)
         return reset_traces(learner.compiled.trace_specs, traces, samples)
 
-    states = jax.tree.leaves(values_of(learner.short_term_states.values()))
-    has_nan = [jnp.any(x != x) for x in states]  # also for random keys
-    return user_step.run_if(functools.reduce(jnp.logical_or, has_nan, is_bad), reset, traces)
+    is_suspect = is_bad
+    if is_masked is not None:
+        states = jax.tree.leaves(values_of(learner.short_term_states.values()))
+        has_nan = [jnp.any(x != x) for x in states]  # also for random keys
+        is_suspect |= is_masked & functools.reduce(jnp.logical_or, has_nan)
+    return user_step.run_if(is_suspect, reset, traces)
 
 
 def _spoiled_samples(

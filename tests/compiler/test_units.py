@@ -573,3 +573,51 @@ def test_a_loop_without_steps_changes_nothing():
         return {"h": h + ops.matmul(x, p["w"])}, h
 
     assert_exact(Toy(step, "w"))
+
+
+@pytest.mark.parametrize("vmap", [False, True])
+def test_a_weight_of_small_steps_is_exact(vmap):
+    """Also if samples are added to its shape afterwards."""
+
+    def step(ops, p, h, x):
+        drive, leak = ops.matmul(x, p["w"]), ops.element_wise(p["u"], jax.nn.sigmoid)
+
+        def small_step(h, _):
+            return h + 0.1 * (drive - leak * h), None
+
+        new, _ = jax.lax.scan(small_step, h["h"], None, length=3)
+        return {"h": new}, new
+
+    weights = {"w": (INPUTS, UNITS), "u": (UNITS,)}
+    assert_exact(Toy(step, weights), vmap=vmap)
+
+
+def spread_over_units(x):
+    def small_step(v, _):
+        return 0.9 * v + 0.05 * jnp.roll(v, 1, -1), None
+
+    return jax.lax.scan(small_step, x, None, length=3)[0]
+
+
+smooth = jax.custom_jvp(spread_over_units)
+smooth.defjvp(lambda primals, tangents: tuple(map(spread_over_units, (*primals, *tangents))))
+
+
+def test_a_loop_in_a_custom_derivative_keeps_the_path_of_each_unit_to_itself():
+    def step(ops, p, h, x):
+        new = 0.8 * smooth(h["h"]) + ops.matmul(x, p["w"])
+        return {"h": new}, new
+
+    learner = compiled(Toy(step, "w"))
+    assert {d.kind for d in warned(learner)} == {"truncated"}
+    assert learner.report().groups[0].transition == (("h", "h"),)
+
+
+@pytest.mark.parametrize("rule", ["d_rtrl", "rtrl"])
+def test_a_callback_without_a_result_changes_nothing(rule):
+    def step(ops, p, h, x):
+        new = 0.5 * h["h"] + ops.matmul(x, p["w"])
+        jax.debug.callback(lambda total: None, new.sum())
+        return {"h": new}, new
+
+    assert_exact(Toy(step, "w"), rule=rule)

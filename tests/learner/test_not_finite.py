@@ -124,6 +124,27 @@ def test_a_state_that_starts_at_infinity_is_not_spoiled():
     np.testing.assert_allclose(learner.module.h.value[:, 0], [2.0, 3.75])
 
 
+class FilledGaps(RunningMaximum):
+    """A state beside the memory has the last input, which may be NaN."""
+
+    def init_state(self, batch_size):
+        super().init_state(batch_size)
+        self.last = brainstate.ShortTermState(jnp.zeros((batch_size, 2)))
+
+    def update(self, x):
+        filled = jnp.where(jnp.isnan(x), self.last.value, x)
+        self.last.value = x
+        return super().update(jnp.nan_to_num(filled))
+
+
+def test_a_nan_that_a_model_stores_itself_resets_nothing():
+    xs = np.ones((4, 2, 2))
+    xs[2, 0] = np.nan
+    learner = braintrace.compile(FilledGaps(), "d_rtrl", xs[0], batch_size=2)
+    learner.etrace_online(xs, step_fn=lambda x: jnp.mean(learner(x) ** 2), optimizer=optax.sgd(0.0))
+    np.testing.assert_allclose(learner.module.h.value, 3.75)
+
+
 def test_a_single_gradient_is_looked_at_before_the_update_hides_it():
     learner = learner_of()
 
