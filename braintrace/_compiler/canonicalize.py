@@ -71,22 +71,21 @@ def rewritten(traced: TracedModel, is_elementwise: bool) -> TracedModel:
         Whether custom derivatives and loops that couple elements become programs. Rules that follow
         the whole state need no elements, and compile the shorter program.
     """
-    rules = _rules_of(traced.program, _rewriting(traced, is_elementwise))
-    is_mapped = traced.batch_size is not None
+    rules = _rules_of(traced, _rewriting(is_elementwise))
     if traced.batch_size is not None:
+        # Vmapping adds broadcasts.
         mapped = inlined(_mapped(traced, traced.batch_size, rules), spell_out_broadcasts)
         traced = with_program(traced, program_of(mapped))
     elif rules:
         traced = with_program(traced, by_rules(traced.program, rules))
-    if is_elementwise and (is_mapped or _show_tangents in rules.values()):
-        # Vmapping and derivatives add broadcasts inside of loops, and loops that couple elements.
-        loops = _rules_of(traced.program, _unrolling(traced))
-        traced = with_program(traced, by_rules(traced.program, loops)) if loops else traced
+    # The loops are those of the result: vmapping, branches and derivatives change and add some.
+    if is_elementwise and (loops := _rules_of(traced, _unrolling(traced))):
+        traced = with_program(traced, by_rules(traced.program, loops))
     return traced
 
 
-def _rules_of(program: Program, rule_of: RuleOf) -> dict[int, Rule]:
-    every = ((i, rule_of(equation)) for i, equation in enumerate(program.equations))
+def _rules_of(traced: TracedModel, rule_of: RuleOf) -> dict[int, Rule]:
+    every = ((i, rule_of(equation)) for i, equation in enumerate(traced.program.equations))
     return {index: rule for index, rule in every if rule is not None}
 
 
@@ -132,9 +131,8 @@ def _has_samples(leaf: StateLeaf) -> bool:
     return leaf.per_sample or leaf.kind == "random"
 
 
-def _rewriting(traced: TracedModel, is_elementwise: bool) -> RuleOf:
+def _rewriting(is_elementwise: bool) -> RuleOf:
     """Return a function that returns the rule for an equation; ``None``: it stays as it is."""
-    unroll = _unrolling(traced) if is_elementwise else lambda equation: None
 
     def rewrite(equation: Equation, operands: list[ArrayLike]) -> Sequence[ArrayLike] | None:
         rule = rule_of(equation)
@@ -146,11 +144,11 @@ def _rewriting(traced: TracedModel, is_elementwise: bool) -> RuleOf:
             return _show_tangents
         if name not in ("cond", "scan", "while"):
             return spell_out_broadcasts if _broadcasts(equation) else None
-        if holds_marked(equation):
-            if name != "cond" and not _is_short(equation):
-                raise CompilationError(f"{_why_refused(equation)} [{source_line(equation)}]")
-            return functools.partial(selected if name == "cond" else unrolled, rule=rewrite)
-        return unroll(equation)
+        if not holds_marked(equation):
+            return None
+        if name != "cond" and not _is_short(equation):
+            raise CompilationError(f"{_why_refused(equation)} [{source_line(equation)}]")
+        return functools.partial(selected if name == "cond" else unrolled, rule=rewrite)
 
     return rule_of
 
